@@ -115,13 +115,9 @@ def compare(
     with runs.replacing(output / "comparison.png") as path:
         from . import curves
 
-        splits = {
-            "held-out" if run.config.data.holdout else "test"
-            for run in found
-            if run.validation_error(len)
-        }
-        split = splits.pop() if len(splits) == 1 else "held-out or test"
-        curves.draw({run.name: run.history for run in found}, path, "", split)
+        splits = {"held-out" if run.config.data.holdout else "test" for run in found}
+        histories_of = {run.name: run.history for run in found}
+        curves.draw(histories_of, path, "", " or ".join(sorted(splits)))
     print(f"\nWrote {output / 'comparison.csv'}, {output / 'comparison.png'}")
 
 

@@ -210,6 +210,7 @@ def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
     Raises:
         UserError: if a logit is not a finite number.
     """
+    from scipy.stats import binomtest
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     logits = logits.astype("float64")
@@ -223,11 +224,12 @@ def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
     highest = logits.max(axis=1, keepdims=True)
     log_sum = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0]
     right = predicted == labels
+    interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
     confidences, accuracies, counts = reliability(logits, labels)
     metrics: dict[str, Any] = {
         "images": len(labels),
         "accuracy": float(right.mean()),
-        "accuracy_interval": _interval(int(right.sum()), len(right)),
+        "accuracy_interval": [float(interval.low), float(interval.high)],
         "error": float((~right).mean()),
         "loss": float((log_sum - logits[np.arange(len(labels)), labels]).mean()),
         "calibration_error": float(np.abs(confidences - accuracies) @ counts / len(labels)),
@@ -242,13 +244,6 @@ def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
     }
     metrics["confusion_matrix"] = confusion_matrix(labels, predicted, labels=indices).tolist()
     return metrics
-
-
-def _interval(right: int, images: int) -> list[float]:
-    from scipy.stats import binomtest
-
-    ends = binomtest(right, images).proportion_ci(method="wilson")
-    return [float(ends.low), float(ends.high)]
 
 
 def reliability(
@@ -373,18 +368,15 @@ def _open(path: Path, checkpoint: str) -> Subject:
     if weights:
         import keras_preact as kp
 
+        from .data import SOURCES
+
         network = kp.create_model(name, weights=weights, include_preprocessing=True)
-        return _of_keras(network, path, Path(f"evaluation-{name}-{weights}"), _data_of(weights))
+        known = Data(weights) if weights in SOURCES else None
+        return _of_keras(network, path, Path(f"evaluation-{name}-{weights}"), known)
     raise cli.UserError(
         f"{path} is neither a run directory nor a .keras file nor an exported model "
         "(saved_models/NAME) nor MODEL:WEIGHTS."
     )
-
-
-def _data_of(weights: str) -> Data | None:
-    from .data.sources import SOURCES
-
-    return Data(weights) if weights in SOURCES else None
 
 
 def _of_keras(model, path: Path, output: Path, data: Data | None) -> Subject:
@@ -414,22 +406,20 @@ def _open_saved_model(path: Path) -> Subject:
     version = path / str(card["version"])
     # kept alive by the closure: a signature alone does not hold its weights
     loaded = tf.saved_model.load(str(version))
-    signature = loaded.signatures["serving_default"]
 
     def logits(images: np.ndarray) -> np.ndarray:
-        return loaded.signatures["serving_default"](images=tf.constant(images, tf.float32))[
-            "logits"
-        ].numpy()
+        serve = loaded.signatures["serving_default"]
+        return serve(images=tf.constant(images, tf.float32))["logits"].numpy()
 
+    config = (card.get("run") or {}).get("config")
+    _, inputs = loaded.signatures["serving_default"].structured_input_signature
     return Subject(
         path=version,
         output=Path(f"evaluation-{path.name}"),
         outputs=len(card["classes"]),
-        size=signature.structured_input_signature[1]["images"].shape[1],
+        size=inputs["images"].shape[1],
         logits=logits,
-        data=from_json(Data, config["data"])
-        if (config := (card.get("run") or {}).get("config"))
-        else None,
+        data=from_json(Data, config["data"]) if config else None,
     )
 
 

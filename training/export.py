@@ -104,7 +104,8 @@ def export(
             output / name,
             **described,
             run={"directory": run.resolve().name, "checkpoint": checkpoint}
-            | _without_places(config),
+            | {key: value for key, value in config.items() if key not in described}
+            | {"config": runs.portable(config["config"])},
             metrics=metrics and metrics | {"temperature": temperature},
             version=version,
             fold_batch_norm=fold_batch_norm,
@@ -164,15 +165,6 @@ def _images(
     if precision == "int8":
         wanted["calibration_images"] = read(images.train, CALIBRATION_IMAGES)[0]
     return wanted
-
-
-def _without_places(config: dict) -> dict:
-    """Return a run's config.json for the card: without what the card holds already, and
-    without paths of this machine.
-    """
-    own = {key: value for key, value in config.items() if key not in ("classes", "preprocessing")}
-    data = config["config"]["data"] | {"dir": None}
-    return own | {"config": config["config"] | {"data": data, "output": None}}
 
 
 def _metrics_of(path: Path, run: Path, checkpoint: str) -> dict | None:

@@ -68,10 +68,3 @@ def _number(cell: str | None) -> float:
 def measured(columns: Columns, name: str) -> bool:
     """Return whether a column is there and holds a number."""
     return bool(np.isfinite(columns.get(name, np.zeros(0))).any())
-
-
-def errors(columns: Columns, kind: str) -> np.ndarray | None:
-    """Return the errors in percent: `kind` is "" for those of training, "val_" for
-    those of validation.
-    """
-    return 100 * (1 - columns[f"{kind}accuracy"]) if measured(columns, f"{kind}accuracy") else None

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,11 @@ def plain(value: Any, digits: int | None = None) -> Any:
 def write_json(path: Path, value: dict, indent: int | None = 2) -> None:
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=indent, default=str) + "\n")
+
+
+def portable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the directories of the machine that it ran on."""
+    return {**config, "data": {**config["data"], "dir": None}, "output": None}
 
 
 def read_config(run: Path) -> dict:

@@ -119,7 +119,7 @@ def of_run(
     return Record(
         trial=trial,
         seed=described["config"]["seed"],
-        config=portable(described["config"]),
+        config=runs.portable(described["config"]),
         data=data,
         code=described["code"],
         first_losses=histories.read_table(run / "first_losses.csv")
@@ -136,11 +136,6 @@ def of_run(
         diverged_at=diverged_at,
         views=views or {},
     )
-
-
-def portable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without the directories of the machine that it ran on."""
-    return {**config, "data": {**config["data"], "dir": None}, "output": None}
 
 
 def _curve(name: str, values: np.ndarray) -> list:
