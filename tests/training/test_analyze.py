@@ -72,13 +72,9 @@ class TestSpecimen:
             assert label in np.array(labels)[places]
         assert len(set(opened.labels.tolist())) > 3
 
-    @pytest.mark.parametrize("stacked", [False, True])
-    def test_a_network_with_the_moving_statistics_of_new_layers_is_untrained(
-        self, tmp_path, stacked
-    ):
-        model = kp.models.resnet_cifar(
-            26, stacked=stacked, input_shape=(8, 8, 1), width_factor=0.25
-        )
+    def test_a_network_with_the_moving_statistics_of_new_layers_is_untrained(self, tmp_path):
+        options = {"stacked": True, "input_shape": (8, 8, 1), "width_factor": 0.25}
+        model = kp.models.resnet_cifar(26, **options)
         for trained in (False, True):
             for weight in model.non_trainable_variables if trained else ():
                 if weight.path.endswith("moving_mean"):

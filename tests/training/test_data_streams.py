@@ -97,20 +97,6 @@ def test_follows_from_the_seed_alone(data_set):
     assert not any(np.array_equal(a, b) for (a, _), (b, _) in zip(first, other, strict=True))
 
 
-def test_shapes_and_types_are_known_and_several_iterators_do_not_meet(data_set):
-    """Images in memory leave as bytes, resized ones as fractions."""
-    data_of_rows = stream(data_set).dataset(rows=slice(0, 4))
-    _, (augmentation, _), mixed = data_set
-    images, labels = data_of_rows.element_spec
-    assert images.shape.is_fully_defined()
-    assert images.dtype == ("float32" if augmentation == "resized_crop_flip" else "uint8")
-    assert (labels.shape, labels.dtype) == (((4, 3), "float32") if mixed else ((4,), "int64"))
-    one, other = (data_of_rows.as_numpy_iterator() for _ in range(2))
-    turns = [next(one), next(other), next(one), next(one), next(other)]
-    pictures.assert_same(turns[1:2] + turns[4:], [turns[0], turns[2]])
-    assert turns[0][0].dtype == images.dtype
-
-
 class TestEpochs:
     def labels(self, data, seed, augmentation="none", size=None, epochs=3):
         """Return the labels of some epochs, a row each."""

@@ -67,10 +67,6 @@ def train(model, batch_size: int, steps: int) -> list[float]:
     return losses
 
 
-def scale(model) -> float:
-    return float(ops.convert_to_numpy(model.optimizer.dynamic_scale.value))
-
-
 def with_options(dtype=None, accumulate=1, **options) -> Config:
     return Config(model=Model(dtype=dtype), optimizer=Optimizer(**options), accumulate=accumulate)
 
@@ -88,30 +84,6 @@ def test_trains_in_half_precision_with_float32_weights_and_logits(dtype):
     if dtype == "mixed_bfloat16":
         single = compiled(with_options())
         assert losses[:4] == pytest.approx([train(single, 48, 1)[0] for _ in range(4)], rel=0.05)
-
-
-def test_infinite_gradient_is_skipped_and_halves_the_scale():
-    """A scale of 2^40 overflows float16 on the way back; it is halved until nothing
-    does.
-    """
-    model = network(dtype="mixed_float16")
-    optimizer = kp.optimizers.CoupledSGD(0.1)
-    optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**40)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=BACKEND == "jax")
-    before = weights(model)
-    skipped = 0
-    while skipped < 40:
-        model.train_on_batch(INPUTS, LABELS)
-        if int(optimizer.iterations):
-            break
-        skipped += 1
-        assert scale(model) == 2.0 ** (40 - skipped)
-        assert distance(before, weights(model)) == 0
-    assert 1 <= skipped < 40
-    assert scale(model) == 2.0 ** (40 - skipped)  # a step with finite gradients leaves it
-    assert distance(before, weights(model)) > 0
-    assert all(np.isfinite(weight).all() for weight in weights(model))
 
 
 #: What an update depends on, beside the mean gradient of a batch.
