@@ -92,12 +92,7 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
             f"{_kind(data.channels)} images. Train a new network on them with {command('train')} "
             "folder, or start from a network for such images."
         )
-    size = config.data.size or data.size or (height if height == width else None)
-    if size is None:
-        raise UserError(
-            f"The images of {data.name} differ in size. Choose one for the network, such as "
-            "--data.size 64."
-        )
+    size = networks.image_size(config, data, height if height == width else None)
     if own is None and config.model.mean and source.get_config()["mean"] is not None:
         raise UserError(
             f"{source.name} has its own preprocessing layer. Remove --model.mean and --model.std."
@@ -113,11 +108,8 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
     )
     if own is not None:
         return config, data, own
-    changes = {
-        option: getattr(config.model, option)
-        for option in CHANGEABLE
-        if getattr(config.model, option) is not None
-    }
+    given = {option: getattr(config.model, option) for option in CHANGEABLE}
+    changes = {option: value for option, value in given.items() if value is not None}
     shape = (size, size, channels)
     try:
         network = transfer.changed_copy(

@@ -22,6 +22,26 @@ from .data import ImageData
 ARCHITECTURE = "network.json"
 
 
+def image_size(config: Config, data: ImageData, default: int | None = None) -> int:
+    """Return height and width of the images that a network is for.
+
+    Args:
+        config: Configuration of the run.
+        data: The data set.
+        default: Size if neither says one.
+
+    Raises:
+        UserError: if there is none.
+    """
+    size = config.data.size or data.size or default
+    if size is None:
+        raise UserError(
+            f"The images of {data.name} differ in size. Choose one for the network, such as "
+            "--data.size 64."
+        )
+    return size
+
+
 def build(config: Config, data: ImageData, size: int) -> keras.Model:
     """Make the configured network for the data set's classes and images of `size` x
     `size` pixels, uint8 or float.

@@ -59,7 +59,7 @@ class Run:
         if config.model.weights is not None:
             config, self.data, trained = finetune.begin(config, self.data)
         self.config = config
-        self.size = _image_size(config, self.data)
+        self.size = networks.image_size(config, self.data)
         self.watched = "held-out" if self.data.holdout else "test"
         self.split = self.data.holdout or (self.data.test if config.data.watch_test else None)
 
@@ -204,16 +204,6 @@ class Run:
                 "numpy": np.__version__,
             },
         }
-
-
-def _image_size(config: Config, data: datasets.ImageData) -> int:
-    size = config.data.size or data.size
-    if size is None:
-        raise UserError(
-            f"The images of {data.name} differ in size. Choose one for the network, such as "
-            "--data.size 64."
-        )
-    return size
 
 
 def _with_policy(config: Config) -> tuple[Config, str | None]:
