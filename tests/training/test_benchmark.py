@@ -49,12 +49,6 @@ def test_ratios_by_hand():
     }
 
 
-def test_median_of_the_quotients_is_not_the_quotient_of_the_medians():
-    figures = [{"a": {"s": a}, "b": {"s": b}} for a, b in ((1, 3), (4, 4), (5, 6), (0, 3))]
-    entry = report.summarize(figures, {"a": "a", "b": "a"})["b"]["s"]
-    assert (entry["median"], entry["ratio"]["median"]) == (3.5, 1.2)  # without that over 0
-
-
 def test_candidates_take_turns(monkeypatch):
     started = []
 

@@ -1,6 +1,5 @@
 """What stands behind the steps of a fit: counted, stopped, written down, passed over."""
 
-import csv
 import sys
 
 import keras
@@ -15,9 +14,7 @@ from training.callbacks import (
     Count,
     Diverged,
     FirstLosses,
-    History,
     Profile,
-    StopAt,
     StopOnNaN,
     TorchSeeds,
 )
@@ -44,15 +41,6 @@ def steps(callbacks, epochs, per_epoch, losses=None):
             yield epoch, batch
 
 
-def test_stop_at_counts_over_epochs():
-    count = Count(3)
-    callback = StopAt(5, count)
-    callback.set_model(Trained())
-    stopped = [callback.model.stop_training for _ in steps([count, callback], 2, 3)]
-    assert stopped == [False] * 4 + [True] * 2
-    assert count.step == 6
-
-
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
 def test_stop_on_nan_names_the_step(loss):
     count = Count(2)
@@ -60,42 +48,6 @@ def test_stop_on_nan_names_the_step(loss):
         list(steps([count, StopOnNaN(count)], 3, 2, [1e30, 0, -1e30, loss, loss, loss]))
     assert raised.value.step == 3
     assert str(raised.value.loss) == str(loss)
-
-
-class TestHistory:
-    LOGS = (
-        {"loss": 2.0, "accuracy": np.float32(0.5)},
-        {"loss": 1.0, "accuracy": 0.75},
-        {"loss": 0.5, "accuracy": 1.0},
-    )
-
-    def written(self, path):
-        with open(path, newline="") as file:
-            return list(csv.DictReader(file))
-
-    def test_rows_and_going_on(self, tmp_path):
-        path = tmp_path / "history.csv"
-        history = History(path, lambda: 7, lambda: {"seconds": 1.5})
-        for epoch, logs in enumerate(self.LOGS):
-            history.on_epoch_end(epoch, logs)
-            if epoch == 1:
-                state = history.state()
-        assert self.written(path)[0] == {
-            "epoch": "0", "iteration": "7", "accuracy": "0.5", "loss": "2.0", "seconds": "1.5"
-        }  # fmt: skip
-        whole = path.read_text()
-        again = History(path, lambda: 7, lambda: {"seconds": 1.5})
-        again.restore(state)
-        assert [row["epoch"] for row in self.written(path)] == ["0", "1"]
-        again.on_epoch_end(2, self.LOGS[2])
-        assert path.read_text() == whole
-
-    def test_without_an_epoch_there_is_no_file(self, tmp_path):
-        """The file is further than the checkpoint, which is of the first epoch."""
-        history = History(tmp_path / "history.csv", lambda: 7, dict)
-        history.on_epoch_end(0, self.LOGS[0])
-        history.restore([])
-        assert not list(tmp_path.iterdir())
 
 
 class TestFirstLosses:
@@ -241,20 +193,10 @@ def test_profile_covers_its_steps(tmp_path, monkeypatch):
 
     monkeypatch.setitem(_PROFILERS, keras.backend.backend(), start)
     count = Count(4)
-    for step in steps([count, Profile(tmp_path, 3, 6, count)], 2, 4):
-        events.append(step)
-    assert events == [
-        (0, 0),
-        (0, 1),
-        "start",
-        (0, 2),
-        (0, 3),
-        (1, 0),
-        "stop",
-        (1, 1),
-        (1, 2),
-        (1, 3),
-    ]
+    for epoch, batch in steps([count, Profile(tmp_path, 3, 6, count)], 2, 4):
+        events.append(4 * epoch + batch)
+    # it stops in step 5, counted from 0
+    assert events == [0, 1, "start", 2, 3, 4, "stop", 5, 6, 7]
 
 
 @pytest.mark.backend

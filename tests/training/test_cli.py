@@ -15,7 +15,7 @@ from keras_preact.layers import chains
 from tests.training import images as pictures
 from tests.training.commands import TINY, error_of, files, run_evaluate, words
 from training import cli, train
-from training.config import Config, Data, Model, Schedule
+from training.config import Model, Schedule
 from training.recipes import RECIPES
 
 
@@ -101,23 +101,6 @@ def test_choices_are_the_librarys():
     assert set(typing.get_args(typing.get_args(hints["block"])[0])) < set(kp.BLOCKS)
 
 
-@pytest.mark.parametrize(
-    ("options", "part", "value"),
-    [
-        ("--model.shortcut none", "model.shortcut", "none"),  # the plain network
-        ("--model.shortcut None", "model.shortcut", None),
-        ("--data.rand-augment None", "data.rand_augment", None),
-        ("--schedule.drops", "schedule.drops", ()),
-    ],
-)
-def test_values_of_optional_options(options, part, value):
-    start = Config(data=Data(rand_augment=(1, 1)), schedule=Schedule(drops=(3.0,)))
-    found = cli.parse("train digits", Config, words(options), "", default=start)
-    for name in part.split("."):
-        found = getattr(found, name)
-    assert found == value
-
-
 def test_short_names(received):
     default = RECIPES["digits"]()
     optimizer = dataclasses.replace(default.optimizer, learning_rate=0.3)
@@ -129,6 +112,10 @@ def test_short_names(received):
     assert received(*words("cifar10 --epochs 16")) == expected
     schedule = received(*words("digits --schedule.warmup 1 --epochs=6")).schedule
     assert schedule == Schedule("cosine", length=6, warmup=1)
+    # none is the plain network, None the model's own shortcut; an option may have no value
+    for value, expected in (("none", "none"), ("None", None)):
+        assert received("digits", "--model.shortcut", value).model.shortcut == expected
+    assert received("cifar10", "--schedule.drops").schedule.drops == ()
 
 
 @pytest.fixture(scope="module")

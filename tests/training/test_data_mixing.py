@@ -108,24 +108,14 @@ class TestCutMix:
         mixing = Mixing(0.0, 0.7, 0, 10)
         drawn = [mixing.draw(step, height, width) for step in range(count)]
         random = np.random.default_rng(11)
-        side = np.sqrt(1 - random.beta(0.7, 0.7, count))
-        expected = np.zeros((count, height, width), bool)
-        for mask, ratio, y, x in zip(
-            expected,
-            side,
-            random.integers(0, height, count),
-            random.integers(0, width, count),
-            strict=True,
-        ):
-            half_height, half_width = int(height * ratio) // 2, int(width * ratio) // 2
-            inside_y = (np.arange(height) >= y - half_height) & (
-                np.arange(height) < y + half_height
-            )
-            mask[:] = (
-                inside_y[:, None]
-                & (np.arange(width) >= x - half_width)
-                & (np.arange(width) < x + half_width)
-            )
+        ratio = np.sqrt(1 - random.beta(0.7, 0.7, count))
+
+        def inside(length):
+            centre, half = random.integers(0, length, count), (length * ratio).astype(int) // 2
+            at = np.arange(length)
+            return (at >= (centre - half)[:, None]) & (at < (centre + half)[:, None])
+
+        expected = inside(height)[:, :, None] & inside(width)[:, None]
         found = np.zeros((count, height, width), bool)
         for mask, mixture in zip(found, drawn, strict=True):
             mask[mixture.box] = True

@@ -15,7 +15,6 @@ import keras
 import numpy as np
 import pytest
 
-import keras_preact as kp
 from tests.training import images as pictures
 from tests.training.commands import (
     RUN,
@@ -116,30 +115,6 @@ class TestRunDirectory:
         """The loss falls from epoch to epoch."""
         for name in ("last", "best"):
             assert_same_weights(networks.open_run(run, name)[0], run / "model.keras")
-
-    def test_optimizer_is_the_papers_with_the_configured_schedule(self, run):
-        optimizer = keras.saving.load_model(run / "model.keras").optimizer
-        assert isinstance(optimizer, kp.optimizers.CoupledSGD)
-        assert int(optimizer.iterations) == 30
-        config = optimizer.get_config()
-        assert (config["momentum"], config["nesterov"]) == (0.9, True)
-        assert (config["coupled_weight_decay"], config["weight_decay"]) == (5e-3, None)
-        expected = {0: 0.01, 3: 0.01, 4: 0.05, 19: 0.05, 20: 0.005, 29: 0.005}
-        found = {step: round(float(optimizer._learning_rate(step)), 7) for step in expected}
-        assert found == expected
-
-    def test_network_takes_raw_pixels(self, run):
-        model = networks.load(run / "model.keras")
-        statistics = load(Data("digits")).preprocessing  # of the training images
-        bare = kp.create_model("digits_resnet8_preact", width_factor=0.25)
-        trained = weights(model)
-        for weight in bare.weights:
-            weight.assign(trained[weight.path])
-        pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1)).astype("float32")
-        normalised = ((pixels - statistics.mean[0]) / statistics.std[0]).astype("float32")
-        np.testing.assert_allclose(
-            model.predict_on_batch(pixels), bare.predict_on_batch(normalised), atol=1e-4
-        )
 
 
 @pytest.fixture(scope="module")
