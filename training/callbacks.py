@@ -225,7 +225,7 @@ class Profile(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if self._stop is None and self.first <= self.count.step + 1 <= self.last:
-            self._stop = _PROFILERS[keras.backend.backend()](str(self.folder))
+            self._stop = _start_profiler(str(self.folder))
 
     def on_train_batch_end(self, batch, logs=None):
         if self.count.step >= self.last:
@@ -238,21 +238,19 @@ class Profile(keras.callbacks.Callback):
         self._stop = None
 
 
-def _profile_tensorflow(folder: str) -> Callable[[], object]:
-    import tensorflow as tf
+def _start_profiler(folder: str) -> Callable[[], object]:
+    """Start the backend's profiler, and return the function that stops it."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
 
-    tf.profiler.experimental.start(folder)
-    return tf.profiler.experimental.stop
+        tf.profiler.experimental.start(folder)
+        return tf.profiler.experimental.stop
+    if backend == "jax":
+        import jax
 
-
-def _profile_jax(folder: str) -> Callable[[], object]:
-    import jax
-
-    jax.profiler.start_trace(folder)
-    return jax.profiler.stop_trace
-
-
-def _profile_torch(folder: str) -> Callable[[], object]:
+        jax.profiler.start_trace(folder)
+        return jax.profiler.stop_trace
     import torch
 
     profiler = torch.profiler.profile(
@@ -260,14 +258,6 @@ def _profile_torch(folder: str) -> Callable[[], object]:
     )
     profiler.start()
     return profiler.stop
-
-
-#: Backend to the function that starts its profiler and returns the one that stops it.
-_PROFILERS: Mapping[str, Callable[[str], Callable[[], object]]] = {
-    "tensorflow": _profile_tensorflow,
-    "jax": _profile_jax,
-    "torch": _profile_torch,
-}
 
 
 def of_user(name: str) -> Callable[[Path], keras.callbacks.Callback]:

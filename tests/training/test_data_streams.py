@@ -120,9 +120,6 @@ class TestEpochs:
         for pixels, labels in pictures.batches(training_stream(data, 6, "none", None, 0), 4):
             np.testing.assert_array_equal(pixels[:, 0, 0, 0], labels)
 
-    def test_files(self, folder):
-        self.check(lambda seed: self.labels(folder, seed, size=8), np.repeat([0, 1, 2], 7))
-
     @pytest.mark.parametrize("buffer", [10_000, 8])
     def test_records(self, records, monkeypatch, buffer):
         """A small buffer mixes all the same, since records of several shards come in

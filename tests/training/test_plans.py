@@ -70,10 +70,6 @@ class TestWarmup:
         with pytest.raises(ValueError, match=message):  # nothing is left of a cosine
             check_warmup(cosine, plan(cosine, 1000))
 
-    def test_shorter(self):
-        made = config(schedule=Schedule("cosine", length=5, warmup=4, unit="iterations"))
-        assert check_warmup(made, plan(made, 1000)) is None
-
 
 class TestLearningRate:
     @pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("linear", 0.25), ("sqrt", 0.5)])

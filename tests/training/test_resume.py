@@ -109,22 +109,6 @@ def test_killed_and_resumed_to_the_bit(everything, tmp_path, step):
     assert_same(run, everything, trained=step < 24)
 
 
-def test_a_damaged_checkpoint_is_passed_over(everything, tmp_path, capsys):
-    run = tmp_path / "run"
-    shutil.copytree(everything, run)
-    back_to(run, 20)
-    damaged = checkpoint(run, 20)
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
-    (run / "checkpoints" / ".state-000000021.npz").touch()  # of a process that was killed
-    train.main(["--resume", str(run)])
-    out = capsys.readouterr().out
-    assert f"{damaged.name} is damaged, so an older checkpoint is used" in out
-    assert "Resuming after iteration 8." in out
-    assert_same(run, everything)
-
-
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path):
     options = words("--schedule.length 1 --health 0")
     run = run_train(tmp_path / "run", *options)

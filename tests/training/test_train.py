@@ -22,7 +22,6 @@ from tests.training.commands import (
     assert_same_weights,
     error_of,
     files,
-    run_evaluate,
     run_train,
     scalars,
     weights,
@@ -198,13 +197,6 @@ class TestEndings:
         assert capsys.readouterr().out.endswith(f"{said}keras-preact train --resume {run}\n")
         unfinished = ["checkpoints/network.json", "config.json", "first_losses.csv"]
         assert names(run) == sorted([*unfinished, *checkpoints(0, 7)])
-
-        message = error_of(capsys, run_evaluate, run)
-        assert f"The run {run} was not finished" in message
-        assert "It has: --checkpoint last." in message
-        run_evaluate(run, "--checkpoint", "last")
-        evaluated = json.loads((run / "metrics-last.json").read_text())
-        assert evaluated["model"] == str(checkpoint(run, 7).path)
 
     def test_divergence(self, tmp_path, capsys):
         options = "--optimizer.learning-rate 1e8 --schedule.length 100 --health 1"
