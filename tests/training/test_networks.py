@@ -24,7 +24,7 @@ class TestModelOptions:
         options = ("output_stride=8", "use_bias=true")
         model = Model("digits_resnet8_preact", freeze="stem", options=options, **given)
         assert model.overrides() == given | {"output_stride": 8, "use_bias": True}
-        network = built(block="bottleneck", squeeze_excitation=4, width_factor=0.5)
+        network = built(squeeze_excitation=4, width_factor=0.5)
         assert vars(network.units[0].block)["squeeze_excitation"] == 4
         assert network.get_config()["stem_filters"] == 8
 
