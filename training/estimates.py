@@ -8,7 +8,6 @@ import math
 import re
 import statistics
 import textwrap
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
@@ -157,42 +156,12 @@ def memory(model: keras.Model, kept: int) -> dict[str, int]:
     }
 
 
-class Clock(keras.callbacks.Callback):
-    """Times the executions of a fit's train step, their input included.
-
-    Args:
-        clock: Returns seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        super().__init__()
-        self.clock = clock
-
-    def on_train_begin(self, logs=None):
-        self.times = [self.clock()]
-
-    def on_train_batch_end(self, batch, logs=None):
-        float((logs or {})["loss"])  # wait for the results
-        self.times.append(self.clock())
-
-    def seconds(self) -> tuple[float, float]:
-        """Return the time of an execution, the median of those after the first, and of the
-        compilation, which is in the first.
-        """
-        first, *others = (
-            end - start for start, end in zip(self.times, self.times[1:], strict=False)
-        )
-        step = statistics.median(others)
-        return step, max(first - step, 0.0)
-
-
-def describe(run: Run, step: float, compiling: float) -> str:
+def describe(run: Run, executions: Sequence[float]) -> str:
     """Return a page that describes a run and its costs before it begins.
 
     Args:
         run: The run.
-        step: Seconds of an execution of the train step.
-        compiling: Seconds of its compilation.
+        executions: Seconds of executions of the train step. The first one compiles it.
     """
     model, config, plan, data = run.network, run.config, run.plan, run.data
     batch, devices = config.batch_size, run.distribution.replicas
@@ -206,7 +175,9 @@ def describe(run: Run, step: float, compiling: float) -> str:
     fixed = sum(map(_size, model.non_trainable_weights))
     sizes = {"to train": data.train, "held out": data.holdout, "to test": data.test}
     images = ", ".join(f"{part.size:,} {name}" for name, part in sizes.items() if part is not None)
-    seconds = step * plan.parts / config.steps_per_execution
+    execution = statistics.median(executions[1:])
+    compiling = max(executions[0] - execution, 0.0)
+    seconds = execution * plan.parts / config.steps_per_execution
     rows = {
         "Model": _name(model),
         "Parameters": f"{run.parameters:,} trained, {fixed:,} fixed or moving statistics",

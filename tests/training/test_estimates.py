@@ -1,6 +1,4 @@
-"""What a dry run says: closed forms and published counts, and times from a clock of our
-own.
-"""
+"""What a dry run says: closed forms and published counts, and a page by hand."""
 
 import math
 from types import SimpleNamespace
@@ -98,18 +96,6 @@ class TestMemory:
         assert needed["activations"] == 7000
 
 
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [((100.0, 109.0, 111.0, 111.5, 112.5), (1.0, 8.0)), ((0.0, 0.5, 1.5), (1.0, 0.0))],
-)
-def test_time_of_a_step_is_the_median_after_the_first(times, expected):
-    clock = estimates.Clock(iter(times).__next__)
-    clock.on_train_begin()
-    for batch in range(len(times) - 1):
-        clock.on_train_batch_end(batch, {"loss": 1.0})
-    assert clock.seconds() == expected
-
-
 def test_a_dry_run_describes_the_run_and_writes_nothing(tmp_path, capsys):
     run_train(tmp_path / "run", "--data.mixup 0.2 --data.rand-augment 2 9 --dry-run")
     said = " ".join(capsys.readouterr().out.split())
@@ -130,7 +116,7 @@ def test_page():
     )
     with started(config, "digits") as run:
         run.distribution = SimpleNamespace(replicas=2)
-        text = " ".join(estimates.describe(run, step=1.0, compiling=2.0).split())
+        text = " ".join(estimates.describe(run, [3.0, 0.8, 1.0, 9.0]).split())
         products = costs(run.network).multiply_adds
     for part in (
         "Model digits_resnet8_preact, 3 units, mixed_bfloat16",
