@@ -156,6 +156,13 @@ def lookup(table: Mapping[str, T], name: str, what: str) -> T:
     raise UserError(f"Unknown {what}: {name!r}. {nearest(name, table)}")
 
 
+def check_positive(**options: float | None) -> None:
+    """Raise a UserError for an option that is given and not positive."""
+    for name, value in options.items():
+        if value is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
+
+
 def option_value(text: str) -> Any:
     """Return the value of an option written as text: a number, a truth value, none, or
     the text itself.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .cli import UserError, option_value
+from .cli import UserError, check_positive, option_value
 
 #: Fields of `Model` that say where a network starts. They are no arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
@@ -286,8 +286,7 @@ class Config:
     @property
     def part_size(self) -> int:
         """Images in each of the parts that a batch is computed in."""
-        if self.batch_size < 1:
-            raise UserError(f"--batch-size must be positive. Received: {self.batch_size}")
+        check_positive(batch_size=self.batch_size)
         if self.accumulate < 1 or self.batch_size % self.accumulate:
             raise UserError(
                 "--accumulate must divide --batch-size. "

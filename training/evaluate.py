@@ -85,11 +85,7 @@ def evaluate(
 
     from . import data as datasets
 
-    if batch_size < 1 or save_samples < 0:
-        raise cli.UserError(
-            "--batch-size must be positive, --save-samples not negative. "
-            f"Received: --batch-size {batch_size} --save-samples {save_samples}"
-        )
+    cli.check_positive(batch_size=batch_size)
     opened = _open(subject, checkpoint)
     source = _source(opened, subject, data, data_dir)
     images = datasets.load(source)
@@ -131,7 +127,7 @@ def evaluate(
     folder.mkdir(parents=True, exist_ok=True)
     # `compare` and the curves are about the final network
     _write(metrics, curves, folder, "" if checkpoint == "final" else f"-{checkpoint}")
-    if save_samples:
+    if save_samples > 0:
         count = _save_samples(images, folder / "samples", save_samples)
         print(f"Wrote {count} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras_preact as kp
 
-from .cli import UserError
+from .cli import UserError, check_positive
 from .config import Config
 
 #: `Optimizer.scaling` to what the learning rate is multiplied by at so many times the batch size
@@ -65,8 +65,7 @@ def plan(config: Config, images: int) -> Plan:
             not fit.
     """
     together = config.steps_per_execution
-    if together < 1:
-        raise UserError(f"--steps-per-execution must be at least 1. Received: {together}")
+    check_positive(steps_per_execution=together)
     config.part_size  # noqa: B018  (checks it)
     # a whole number of executions in an epoch
     unit = together // math.gcd(together, config.accumulate)
@@ -103,11 +102,7 @@ def learning_rate(config: Config, plan: Plan) -> Any:
         raise UserError(
             f"--optimizer.learning-rate must be positive. Received: {options.learning_rate}"
         )
-    if options.reference_batch_size < 1:
-        raise UserError(
-            "--optimizer.reference-batch-size must be positive. Received: "
-            f"{options.reference_batch_size}"
-        )
+    check_positive(**{"optimizer.reference-batch-size": options.reference_batch_size})
     factor = SCALINGS[options.scaling](config.batch_size / options.reference_batch_size)
     rate = factor * options.learning_rate
     warmup = config.iterations(schedule.warmup, plan.steps_per_epoch)

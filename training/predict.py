@@ -36,8 +36,7 @@ def predict(
     """
     if not images:
         raise cli.UserError(f"Name at least one image file: {cli.command('predict')} {model} IMAGE")
-    if top < 1:
-        raise cli.UserError(f"--top must be at least 1. Received: {top}")
+    cli.check_positive(top=top)
     path = version_path(model, version)
     classes = read_classes(path)
     files = [read_file(image) for image in images]

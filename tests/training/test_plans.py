@@ -47,7 +47,7 @@ class TestPlan:
                 {"schedule": Schedule(length=33, unit="iterations"), "steps_per_execution": 4},
                 "a multiple of 4 iterations",
             ),
-            ({"steps_per_execution": 0}, "must be at least 1"),
+            ({"steps_per_execution": 0}, "must be positive"),
             ({"accumulate": 3}, "must divide --batch-size"),
             ({"batch_size": 0}, "--batch-size must be positive"),
             ({"accumulate": 0}, "must divide --batch-size"),

@@ -107,7 +107,7 @@ def test_errors(models, images, tmp_path, capsys):
         ((gray, image, "--version", 3), "It has: 2, 10."),
         ((images / "run", image), "is a run. Export it first"),
         ((models / "without files", image), "does not take image files"),
-        ((gray, image, "--top", 0), "at least 1"),
+        ((gray, image, "--top", 0), "must be positive"),
         ((gray, image, images / "right.txt"), "right.txt: No such file"),
         ((gray, image, images / "text.png"), "text.png: it is no PNG or JPEG."),
         ((gray, image, images / "large.png"), "large.png: it is 200 x 6 pixels; at most 1000"),

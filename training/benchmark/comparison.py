@@ -2,7 +2,6 @@
 turn, and a table of medians and ratios.
 """
 
-import contextlib
 import dataclasses
 import datetime
 import math
@@ -72,10 +71,8 @@ def run(question: Question) -> dict:
 def _check(question: Question) -> None:
     if not question.models or not question.backends:
         raise cli.UserError("Give at least one of --models and --backends.")
-    for name in ("rounds", "steps", "warmup", "batch", "image_size"):
-        value = getattr(question, name)
-        if value is not None and not value > 0:
-            raise cli.UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
+    numbers = ("rounds", "steps", "warmup", "batch", "image_size")
+    cli.check_positive(**{name: getattr(question, name) for name in numbers})
     if not 0 < question.limit < math.inf:
         raise cli.UserError(
             f"--limit must be a positive number of seconds. Received: {question.limit}"
@@ -93,8 +90,6 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
             first.setdefault(row.backend, row.label)
         return {row.label: first[row.backend] for row in rows}
     backend, slash, network = baseline.rpartition("/")
-    with contextlib.suppress(cli.UserError):  # what cannot be parsed is none of the candidates
-        network = candidates.write(*candidates.parse(network))
     over = {row.label: f"{backend if slash else row.backend}/{network}" for row in rows}
     if set(over.values()) <= labels.keys():
         return over

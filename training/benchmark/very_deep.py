@@ -65,8 +65,7 @@ def run(
 
     from .. import backends, runs
 
-    if batch < 1 or steps < 1:
-        raise cli.UserError(f"--batch and --steps must be positive. Received: {batch} and {steps}")
+    cli.check_positive(batch=batch, steps=steps)
     usual_layers, usual_rate = NETWORKS[network]
     rate = usual_rate if learning_rate is None else learning_rate
     keras.utils.set_random_seed(seed)

@@ -80,10 +80,7 @@ def train(options: Options, tables: Sequence[str]) -> None:
     """
     from . import results
 
-    for option in ("seeds", "together"):
-        value = getattr(options, option)
-        if value is not None and not value > 0:
-            raise cli.UserError(f"--{option} must be positive. Received: {value}")
+    cli.check_positive(seeds=options.seeds, together=options.together)
     if options.smoke:
         folder = options.work / "smoke"
         shutil.rmtree(folder, ignore_errors=True)
