@@ -13,7 +13,7 @@ from PIL import Image
 
 import keras_preact as kp
 from keras_preact.models import registry
-from tests.training.commands import RUN, files, run_evaluate, run_train
+from tests.training.commands import files, run_evaluate
 from training import cli, corruptions
 from training import export as export_command
 from training.config import Data
@@ -230,13 +230,15 @@ class TestRun:
         [last] = re.findall(r"^mean (.*)$", capsys.readouterr().out, re.MULTILINE)
         assert last.split() == [f"{value:.2f}" for value in (mean.mean(), *mean)]
 
-    def test_temperature_is_that_of_the_held_out_images(self, tmp_path, monkeypatch, test_images):
+    def test_temperature_is_that_of_the_held_out_images(
+        self, everything, tmp_path, monkeypatch, test_images
+    ):
         monkeypatch.chdir(tmp_path)
-        run_train(tmp_path / "run", *RUN, "--data.holdout", "0.2")
+        shutil.copytree(everything, "run")
         run_evaluate("run")
         metrics = metrics_of(tmp_path / "run")
         network = keras.saving.load_model("run/model.keras")
-        data = load(Data("digits", holdout=0.2))
+        data = load(Data("digits", holdout=200))
         rows = list(data.holdout.open().as_numpy_iterator())
         images, labels = (np.stack(column) for column in zip(*rows, strict=True))
         logits = network.predict(images.astype("float32"), verbose=0)
