@@ -168,6 +168,28 @@ def peak_resident() -> int:
     )
 
 
+def peak_on_device() -> int | None:
+    """Return the largest number of bytes of a GPU that the backend's arrays have used so
+    far, None without a GPU.
+    """
+    import keras
+
+    backend = keras.backend.backend()
+    if device() == "CPU":
+        return None
+    if backend == "jax":
+        import jax
+
+        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    import tensorflow as tf
+
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+
+
 def resident() -> int:
     """Return the bytes of memory that this process has."""
     return _status("VmRSS") or peak_resident()

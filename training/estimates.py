@@ -3,12 +3,10 @@ learning rate, time.
 """
 
 import collections
-import dataclasses
 import math
-import re
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 from keras import KerasTensor
@@ -17,7 +15,7 @@ from rich import filesize
 import keras_preact as kp
 from keras_preact.graph import Graph, Step
 
-from . import plans
+from . import backends, plans
 from .config import Data
 from .run import Run
 from .terminal import duration
@@ -26,73 +24,28 @@ from .terminal import duration
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """Costs of one image.
+def multiply_adds(layer: keras.Layer, image: KerasTensor) -> int:
+    """Return the products with their sums in a forward pass of one image through a layer.
 
-    Args:
-        multiply_adds: Products with their sums in the matrix products and convolutions
-            of a forward pass, also for padding. Other sums, activations and
-            normalisations, a few percent, are not counted.
-        kept: Bytes that a train step keeps for the gradient: inputs of weight layers,
-            normalisations and products, and outputs of activations, in their dtypes and
-            without what stacks recompute.
+    Those of matrix products and convolutions, also for padding. Other sums, activations
+    and normalisations, a few percent, are not counted.
     """
-
-    multiply_adds: int = 0
-    kept: int = 0
-
-
-def costs(layer: keras.Layer, image: KerasTensor) -> Costs:
-    """Return the costs of a forward pass of one image through a layer, and of training
-    on it.
-    """
-    graph = Graph(layer, image, training=True, opaque=(kp.UnitStack,))
-    products, kept = 0, 0
-    needed: set[int] = set()
+    graph = Graph(layer, image, training=False, opaque=(kp.UnitStack,))
+    total = 0
     for step in graph.steps:
         if isinstance(step.operation, kp.UnitStack):
             stack, carry = step.operation, graph.specs[step.inputs[0]]
-            unit = costs(stack.unit(0), KerasTensor((1, *carry.shape[1:]), carry.dtype))
-            products += stack.depth * unit.multiply_adds
-            kept += _kept_of_stack(stack, unit.kept, _bytes([carry]))
-            continue
-        count = _of_kernel if isinstance(step.operation, KERNELS) else PRODUCTS.get(step.kind)
-        if count is not None:
-            products += count(step, graph.specs)
-        if step.kind not in KEEPS_NOTHING:
-            needed.update(step.outputs if step.kind in ACTIVATIONS else step.inputs)
-    return Costs(products, kept + _bytes(graph.specs[tensor] for tensor in needed))
+            unit = KerasTensor((1, *carry.shape[1:]), carry.dtype)
+            total += stack.depth * multiply_adds(stack.unit(0), unit)
+        elif isinstance(step.operation, KERNELS):
+            total += _of_kernel(step, graph.specs)
+        elif step.kind in PRODUCTS:
+            total += PRODUCTS[step.kind](step, graph.specs)
+    return total
 
 
-def _kept_of_stack(stack: kp.UnitStack, unit: int, carry: int) -> int:
-    """Return the bytes that a stack keeps.
-
-    Args:
-        stack: The stack.
-        unit: Bytes of a unit, its input included.
-        carry: Bytes of its input.
-    """
-    segment = int(stack.remat)
-    if not segment:
-        return stack.depth * unit
-    return -(-stack.depth // segment) * carry + min(segment, stack.depth) * unit
-
-
-def _size(spec: KerasTensor | keras.Variable) -> int:
+def _size(spec: KerasTensor) -> int:
     return math.prod(size or 1 for size in spec.shape)
-
-
-def _bytes(specs: Iterable[KerasTensor | keras.Variable]) -> int:
-    return sum(_size(spec) * _item_size(spec.dtype) for spec in specs)
-
-
-def _item_size(dtype: object) -> int:
-    """Return the bytes of one value, from the bits in the name of its dtype; bool has
-    none.
-    """
-    bits = re.search(r"\d+", keras.backend.standardize_dtype(dtype))
-    return int(bits[0]) // 8 if bits else 1
 
 
 Specs = Sequence[KerasTensor]
@@ -124,37 +77,6 @@ KERNELS = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense
 #: Other operations that multiply matrices, to their number of products for one image.
 PRODUCTS: Mapping[str, Callable[[Step, Specs], int]] = {"Matmul": _of_matmul, "Einsum": _of_einsum}
 
-#: Operations whose gradient needs their output.
-ACTIVATIONS = frozenset({"Activation", "ReLU", "Relu", "Sigmoid", "Softmax", "Tanh"})
-#: Operations whose gradient needs no tensor.
-KEEPS_NOTHING = frozenset(
-    {
-        *("Add", "Subtract", "Negative", "Positions", "Cast", "Pad", "ZeroPadding2D", "GetItem"),
-        *("Reshape", "Flatten", "Transpose", "Moveaxis", "Squeeze", "ExpandDims", "Shape"),
-        *("GlobalAveragePooling1D", "GlobalAveragePooling2D", "AveragePooling2D", "Mean"),
-        *("Rescaling", "Normalization"),  # of images, which have no gradient
-    }
-)
-
-
-def memory(model: keras.Model, kept: int) -> dict[str, int]:
-    """Return an estimate of the bytes of a train step, by kind.
-
-    Temporary copies, workspaces and the program of the backend are not included.
-
-    Args:
-        model: Compiled.
-        kept: Bytes that are kept for the gradient.
-    """
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    return {
-        "weights": _bytes(model.weights),
-        "gradients": _bytes(model.trainable_variables),
-        "optimizer": _bytes(model.optimizer.variables),
-        "activations": kept,
-    }
-
 
 def describe(run: Run, executions: Sequence[float]) -> str:
     """Return a page that describes a run and its costs before it begins.
@@ -166,13 +88,13 @@ def describe(run: Run, executions: Sequence[float]) -> str:
     model, config, plan, data = run.network, run.config, run.plan, run.data
     batch, devices = config.batch_size, run.distribution.replicas
     [image] = model.inputs
-    cost = costs(model, KerasTensor((1, *image.shape[1:]), image.dtype))
-    at_a_time = -(-batch // (plan.parts * devices))
-    needed = memory(model, at_a_time * cost.kept)
-    amounts = ", ".join(f"{name} {filesize.decimal(value)}" for name, value in needed.items())
+    products = multiply_adds(model, KerasTensor((1, *image.shape[1:]), image.dtype))
     split = f" in {plan.parts} parts" if plan.parts > 1 else ""
     split += f" on {devices} devices" if devices > 1 else ""
-    fixed = sum(map(_size, model.non_trainable_weights))
+    fixed = model.count_params() - run.parameters
+    peak, of = backends.peak_on_device(), "of a device"
+    if peak is None:
+        peak, of = backends.peak_resident(), "of this process, with all that it has loaded"
     sizes = {"to train": data.train, "held out": data.holdout, "to test": data.test}
     images = ", ".join(f"{part.size:,} {name}" for name, part in sizes.items() if part is not None)
     execution = statistics.median(executions[1:])
@@ -182,9 +104,9 @@ def describe(run: Run, executions: Sequence[float]) -> str:
         "Model": _name(model),
         "Parameters": f"{run.parameters:,} trained, {fixed:,} fixed or moving statistics",
         "FLOPs": (
-            f"{_short(2 * cost.multiply_adds)} per image in the forward pass "
-            f"({_short(cost.multiply_adds)} multiply-adds, weight layers and attention only); "
-            f"about {_short(6 * cost.multiply_adds * batch)} per update"
+            f"{_short(2 * products)} per image in the forward pass "
+            f"({_short(products)} multiply-adds, weight layers and attention only); "
+            f"about {_short(6 * products * batch)} per update"
         ),
         "Data": (
             f"{data.name}: {images}; {len(data.classes)} classes; {run.size} x {run.size} pixels, "
@@ -196,10 +118,7 @@ def describe(run: Run, executions: Sequence[float]) -> str:
             f"{plan.iterations / plan.steps_per_epoch:,.4g} epochs of {plan.steps_per_epoch:,} "
             "updates"
         ),
-        "Memory": (
-            f"about {filesize.decimal(sum(needed.values()))} per device, without the backend's "
-            f"workspaces: {amounts} ({at_a_time:,} images)"
-        ),
+        "Memory": f"at most {filesize.decimal(peak)} {of}; measured in a few steps",
         "Learning rate": _rates(plans.rate_at(run.rate), plan.iterations),
         "Time": (
             f"about {duration(plan.iterations * seconds)} ({seconds:.3g} s per update, "

@@ -22,7 +22,7 @@ def measure(subject: Subject, steps: int) -> dict:
         "xla_temporary_bytes": temporary,
         "resident_increase_bytes": max(peak - before, 0),
         "peak_resident_bytes": peak,
-        "device_peak_bytes": _peak_on_device(),
+        "device_peak_bytes": backends.peak_on_device(),
     }
     return {key: value for key, value in figures.items() if value is not None}
 
@@ -51,25 +51,3 @@ def _analysed_step(subject: Subject) -> tuple[Step, int | None]:
     compiled = jax.jit(train_step).lower(*arguments).compile()
     temporary = compiled.memory_analysis().temp_size_in_bytes
     return lambda: jax.block_until_ready(compiled(*arguments)), temporary
-
-
-def _peak_on_device() -> int | None:
-    """Return the largest number of bytes of a GPU that the backend's arrays have used so
-    far, None without a GPU.
-    """
-    import keras
-
-    backend = keras.backend.backend()
-    if backends.device() == "CPU":
-        return None
-    if backend == "jax":
-        import jax
-
-        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    if backend == "torch":
-        import torch
-
-        return torch.cuda.max_memory_allocated()
-    import tensorflow as tf
-
-    return tf.config.experimental.get_memory_info("GPU:0")["peak"]
