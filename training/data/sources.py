@@ -76,14 +76,11 @@ class ImageData:
 
         try:
             yield
-        except tf.errors.InvalidArgumentError as error:
+        except tf.errors.InvalidArgumentError:
             splits = (self.train, self.holdout, self.test)
-            try:
-                folders.check_decodable(
-                    path for split in splits if isinstance(split, Files) for path in split.paths
-                )
-            except UserError as named:
-                raise named from error
+            folders.check_decodable(
+                path for split in splits if isinstance(split, Files) for path in split.paths
+            )
             raise
 
     @functools.cached_property
@@ -214,17 +211,17 @@ def _tfds(data: Data) -> ImageData:
         _check_can_prepare(builder)
         builder.download_and_prepare()
     sizes = {name: split.num_examples for name, split in builder.info.splits.items()}
-    held = _held_out(data.holdout, sizes["train"])
-    cut = sizes["train"] - held
     features: dict[str, Any] = dict(builder.info.features.items())
     image: Any = features.get("image")
     label: Any = features.get("label")
     test = next((split for split in ("test", "validation") if split in sizes), None)
-    if test is None or image is None or not hasattr(label, "names"):
+    if "train" not in sizes or test is None or image is None or not hasattr(label, "names"):
         raise UserError(
             f"{data.name} must have images with one label of a class, for training and for test. "
             f"Received: splits {', '.join(sizes)}; features {', '.join(features)}"
         )
+    held = _held_out(data.holdout, sizes["train"])
+    cut = sizes["train"] - held
     height, width, channels = image.shape
     size = height if height == width else None
     imagenet = name == "imagenet2012"
@@ -298,11 +295,9 @@ def _npz(data: Data) -> ImageData:
 
 
 def _folder(data: Data) -> ImageData:
-    if data.dir is not None and not data.dir.exists():
-        raise UserError(f"--data.dir: the folder {data.dir} does not exist.")
     if data.dir is None or not data.dir.is_dir():
         raise UserError(
-            "--data.dir must name a folder with train/CLASS/IMAGE and test/CLASS/IMAGE. "
+            "--data.dir must name an existing folder with train/CLASS/IMAGE and test/CLASS/IMAGE. "
             f"Received: {data.dir}"
         )
     notes: list[str] = []
