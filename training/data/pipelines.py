@@ -145,7 +145,7 @@ def training_stream(
             padded = crops.pad(held.images, data.preprocessing.mean, padding, border)
             inputs = crops.PadCropFlip(padded, border)
         crop = None if augment else border
-        stream = InMemory(held, batch_size, seed, inputs, crop, flip == "alternating")
+        stream = _in_memory(held, batch_size, seed, inputs, crop, flip == "alternating")
     if alter is not None or mixing is not None:
         stream = finished(stream, batch_size, alter, mixing)
     return TrainingStream(batch_size, stream)
@@ -204,8 +204,15 @@ def _one_batch(shape: tuple[int, ...], classes: int, seed: int, shares: bool) ->
     return open_stream
 
 
-class InMemory:
-    """Opens streams of batches that are made in NumPy, each as a whole.
+def _in_memory(
+    held: Arrays,
+    batch_size: int,
+    seed: int,
+    inputs: Callable[..., np.ndarray],
+    border: int | None,
+    alternate: bool,
+) -> Opener:
+    """Make batches in NumPy, each as a whole.
 
     Args:
         held: The decoded training split.
@@ -217,61 +224,33 @@ class InMemory:
             as they are.
         alternate: Whether an image is flipped in every other epoch, not at random.
     """
+    ordered = order.Order(held.size, seed)
+    first_flips = order.generator(seed, order.FLIPS, 0).integers(0, 2, held.size).astype(bool)
 
-    def __init__(
-        self,
-        held: Arrays,
-        batch_size: int,
-        seed: int,
-        inputs: Callable[..., np.ndarray],
-        border: int | None,
-        alternate: bool,
-    ):
-        self._held, self._batch_size, self._seed = held, batch_size, seed
-        self._inputs, self._border = inputs, border
-        self._order = order.Order(held.size, seed)
-        self._first_flips = None
+    def batch(step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        places = step * batch_size + rows
+        images = ordered(places)
+        if border is None:
+            return inputs(images), held.labels[images]
+        random = order.generator(seed, order.AUGMENTATION, int(step))
+        top, left, flip = (number[rows] for number in crops.draw(random, batch_size, border))
         if alternate:
-            drawn = order.generator(seed, order.FLIPS, 0).integers(0, 2, held.size)
-            self._first_flips = drawn.astype(bool)
+            flip = first_flips[images] ^ (places // held.size % 2).astype(bool)
+        return inputs(images, top, left, flip), held.labels[images]
 
-    def draw(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-        """Return the numbers of a step's images, of these rows, and their crops: top,
-        left and flip, or nothing.
-        """
-        places = step * self._batch_size + rows
-        images = self._order(places)
-        if self._border is None:
-            return images, ()
-        random = order.generator(self._seed, order.AUGMENTATION, int(step))
-        top, left, flip = (
-            number[rows] for number in crops.draw(random, self._batch_size, self._border)
-        )
-        if self._first_flips is not None:
-            flip = self._first_flips[images] ^ (places // self._held.size % 2).astype(bool)
-        return images, (top, left, flip)
-
-    def batch(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return inputs and labels of a step's batch, of these rows."""
-        images, crop = self.draw(step, rows)
-        return self._inputs(images, *crop), self._held.labels[images]
-
-    def __call__(self, start: int, rows: np.ndarray):
-        """Return the tf.data.Dataset of the batches from `start` on."""
+    def open_stream(start: int, rows: np.ndarray):
         import tensorflow as tf
 
-        inputs, labels = self.batch(start, rows)
+        first = batch(start, rows)
 
         def make(step):
-            batch = tf.numpy_function(
-                lambda step: self.batch(step, rows),
-                [step],
-                (inputs.dtype, labels.dtype),
-                stateful=False,
-            )
-            return tuple(map(tf.ensure_shape, batch, (inputs.shape, labels.shape)))
+            kinds = tuple(each.dtype for each in first)
+            made = tf.numpy_function(lambda step: batch(step, rows), [step], kinds, stateful=False)
+            return tuple(map(tf.ensure_shape, made, (each.shape for each in first)))
 
         return tf.data.Dataset.range(start, LAST).map(make).prefetch(tf_data.PREFETCHED)
+
+    return open_stream
 
 
 def _one_by_one(
