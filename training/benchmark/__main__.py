@@ -1,6 +1,7 @@
 """The command line: `keras-preact benchmark COMMAND`."""
 
 import contextlib
+import inspect
 import signal
 import sys
 import threading
@@ -17,30 +18,20 @@ builder, cifar_resnet164_preact:stacked=true,remat=3, or one of another package:
 keras_applications_resnet50v2, keras_hub_resnet50v2, timm_resnetv2_50:channels_last=true,
 torch_resnet_cifar20 (also 56 and 110, in plain PyTorch). Each takes dtype=mixed_bfloat16."""
 
-#: Name of a command to its line in the help text and what its options make: a question, or a
-#: function that measures by itself.
-COMMANDS: Mapping[str, tuple[str, Callable[..., Question | None]]] = {
-    "step": ("Time of a train step or of inference.", QUESTIONS["step"]),
-    "compile": ("Time to build and compile a network.", QUESTIONS["compile"]),
-    "memory": (
-        "Memory of a train step, with and without rematerialisation.",
-        QUESTIONS["memory"],
-    ),
-    "very-deep": (
-        "Train 10,001 layers, or 10,000 without shortcuts, for some steps.",
-        very_deep.run,
-    ),
-}
+#: Name of a command to what its options make: a question, or a function that measures by itself.
+COMMANDS: Mapping[str, Callable[..., Question | None]] = {**QUESTIONS, "very-deep": very_deep.run}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the arguments and measure."""
-    lines = {name: about for name, (about, _) in COMMANDS.items()}
+    lines = {
+        name: (inspect.getdoc(kind) or "").partition("\n")[0] for name, kind in COMMANDS.items()
+    }
     cli.choose("benchmark", DESCRIPTION, lines, _start, argv)
 
 
 def _start(command: str, argv: Sequence[str]) -> None:
-    question = cli.parse(f"benchmark {command}", COMMANDS[command][1], argv)
+    question = cli.parse(f"benchmark {command}", COMMANDS[command], argv)
     if question is not None:
         from . import comparison  # brings Keras, which a help text must not
 
