@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_preact.backend import tf_data
 
@@ -37,8 +38,6 @@ def finished(
     """
 
     def open_finished(start: int, rows: np.ndarray):
-        import tensorflow as tf
-
         before = (rows - 1) % batch_size
         numbers = rows if mixing is None else np.union1d(rows, before)
         partners = np.searchsorted(numbers, [rows, before])

@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import tensorflow as tf
+
 from keras_preact.backend import tf_data
 
 from ..cli import UserError, command
@@ -111,8 +113,6 @@ def _fault(path: Path) -> str | None:
 
 def _undecodable(paths: list[Path]) -> list[Path]:
     """Return the images that the decoder of the training refuses."""
-    import tensorflow as tf
-
     if not paths:
         return []
     reader = Files(paths, [0] * len(paths))

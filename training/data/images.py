@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_preact.backend import tf_data
 from keras_preact.preprocessing import resize_image
@@ -69,8 +70,6 @@ def keep(chosen: np.ndarray, batch_size: int) -> Callable[[Any], Any] | None:
     """Return the function that says of a place whether its image is one of those
     `chosen` in its batch; None: all are.
     """
-    import tensorflow as tf
-
     if len(chosen) == batch_size:
         return None
     mask = tf.constant(np.isin(np.arange(batch_size), chosen))
@@ -79,8 +78,6 @@ def keep(chosen: np.ndarray, batch_size: int) -> Callable[[Any], Any] | None:
 
 def resize_and_center(image, data: ImageData, size: int):
     """Bring an image to `size` as the data set's preprocessing says, as float32."""
-    import tensorflow as tf
-
     return tf.ensure_shape(resize_image(image, data.standard, size), (size, size, data.channels))
 
 
@@ -95,7 +92,6 @@ def resized_crop_flip(reader: Reader, image, seeds, data: ImageData, size: int):
 
     The "scale and aspect ratio" augmentation of Table 5, that of fb.resnet.torch.
     """
-    import tensorflow as tf
 
     def box(shape):
         begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_preact.backend import tf_data
 
@@ -197,8 +198,6 @@ def _one_batch(shape: tuple[int, ...], classes: int, seed: int, shares: bool) ->
         labels = np.eye(classes, dtype="float32")[labels]
 
     def open_stream(start: int, rows: np.ndarray):
-        import tensorflow as tf
-
         return tf.data.Dataset.from_tensors((pixels[rows], labels[rows])).repeat()
 
     return open_stream
@@ -239,8 +238,6 @@ def _in_memory(
         return inputs(images, top, left, flip), held.labels[images]
 
     def open_stream(start: int, rows: np.ndarray):
-        import tensorflow as tf
-
         first = batch(start, rows)
 
         def make(step):

@@ -1,6 +1,7 @@
 """Mean and standard deviation of a split's pixels."""
 
 import numpy as np
+import tensorflow as tf
 
 from keras_preact.backend import tf_data
 
@@ -44,8 +45,6 @@ def _chunks(images: np.ndarray, size: int = 4096):
 
 
 def _sample(reader: Reader):
-    import tensorflow as tf
-
     chosen = np.zeros(reader.size, bool)
     chosen[Order(reader.size, 0).permutation(0)[:SAMPLE]] = True
     wanted = tf.constant(chosen)

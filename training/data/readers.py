@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_preact.backend import tf_data
 
@@ -52,8 +53,6 @@ class Reader:
 
     def rows(self) -> Any:
         """Return a tf.data.Dataset of all elements, always in the same order."""
-        import tensorflow as tf
-
         return tf.data.Dataset.range(self.size)
 
     def open(self, keep: Callable[[Any], Any] | None = None) -> Any:
@@ -79,8 +78,6 @@ class Reader:
         """Return an endless tf.data.Dataset of elements, epoch after epoch, another
         permutation each, from `place` on.
         """
-        import tensorflow as tf
-
         order = Order(self.size, seed)
         first, done = divmod(place, self.size)
 
@@ -153,14 +150,10 @@ class Files(Reader):
         return np.array(self.labels, "int64")  # without reading the files
 
     def fetch(self, element):
-        import tensorflow as tf
-
         paths, labels = self._tensors
         return tf.io.read_file(paths[element]), labels[element]
 
     def decode(self, image):
-        import tensorflow as tf
-
         image = tf.io.decode_image(image, channels=3, expand_animations=False)
         return tf.ensure_shape(image, (None, None, 3))
 
@@ -197,13 +190,9 @@ class Records(Reader):
         return _constants([str(shard.filename) for shard in self._shards], *numbers)
 
     def rows(self):
-        import tensorflow as tf
-
         return tf.data.Dataset.from_tensor_slices(self._tensors).flat_map(_records)
 
     def shuffled(self, seed: int, place: int):
-        import tensorflow as tf
-
         order = Order(len(self._shards), seed, SHARDS)
         first, done = divmod(place, self.size)
 
@@ -244,8 +233,6 @@ class Records(Reader):
 
 
 def _records(path, skip, take):
-    import tensorflow as tf
-
     return tf.data.TFRecordDataset(path).skip(skip).take(take)
 
 
@@ -253,7 +240,5 @@ def _constants(*values) -> tuple:
     """Return tensors in the host's memory that the functions of a data set share, also
     if one of them asks first.
     """
-    import tensorflow as tf
-
     with tf.init_scope(), tf.device("CPU:0"):
         return tuple(map(tf.constant, values))

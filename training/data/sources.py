@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
@@ -72,8 +73,6 @@ class ImageData:
         Raises:
             UserError: that names them.
         """
-        import tensorflow as tf
-
         try:
             yield
         except tf.errors.InvalidArgumentError:
