@@ -6,8 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
+import keras_preact as kp
+from keras_preact.analysis.audit import audit
+
+from .. import data as datasets
+from .. import networks, runs
 from ..cli import UserError, nearest
 from ..config import Data, from_json
 from ..histories import read_table
@@ -65,8 +71,6 @@ class Specimen:
         Raises:
             ValueError: as `kp.analysis.audit`.
         """
-        from keras_preact.analysis.audit import audit
-
         return dataclasses.replace(audit(self.model, self.x, labels=self.labels), model=self.name)
 
 
@@ -98,10 +102,6 @@ def open_specimen(
     Raises:
         UserError: for what is none of the three, or does not fit the data.
     """
-    import keras_preact as kp
-
-    from .. import networks, runs
-
     path = Path(target)
     if (path / "config.json").is_file():
         return _open_run(path, checkpoint, data, images)
@@ -115,8 +115,6 @@ def open_specimen(
             weights += ", untrained: every moving mean is 0 and every moving variance is 1"
         return Specimen(path.name, model, weights, trained, **batch)
     if target in kp.list_models():
-        import keras
-
         keras.utils.set_random_seed(seed)
         model = kp.create_model(target)
         batch = _batch(model, data, images, seed, pixels=False) | {"more": None}
@@ -130,8 +128,6 @@ def open_specimen(
 
 
 def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Specimen:
-    from .. import networks, runs
-
     config = runs.read_config(run)["config"]
     own = from_json(Data, config["data"])
     model, path = networks.open_run(run, checkpoint)
@@ -151,11 +147,9 @@ def _is_untrained(model) -> bool:
     """Whether normalisations have moving statistics, and all are as before the first
     update.
     """
-    from keras import ops
-
     first = {"moving_mean": 0, "moving_variance": 1}
     as_new = [
-        (ops.convert_to_numpy(variable) == first[name]).all()
+        (keras.ops.convert_to_numpy(variable) == first[name]).all()
         for variable in model.non_trainable_variables
         if (name := variable.path.rsplit("/", 1)[-1]) in first
     ]
@@ -190,8 +184,6 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
 
 def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
     """Return the fields of a `Specimen` that hold images: test images of a data set."""
-    from .. import data as datasets
-
     source = datasets.load(data)
     shape = model.input_shape[1:]
     if model.output_shape[-1] != len(source.classes):

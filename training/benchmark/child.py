@@ -8,6 +8,8 @@ import dataclasses
 import json
 import sys
 
+import keras
+
 from .. import backends, children
 from . import candidates, subjects
 from .candidates import Candidate
@@ -16,8 +18,6 @@ from .questions import QUESTIONS, Question
 
 def measure(question: Question, candidate: Candidate) -> dict:
     """Return the figures of a candidate: seconds, images per second, bytes."""
-    import keras
-
     options = dict(candidate.options)
     question = dataclasses.replace(question, dtype=options.pop("dtype", question.dtype))
     candidate = dataclasses.replace(candidate, options=options)

@@ -3,6 +3,8 @@
 import contextlib
 from pathlib import Path
 
+import keras
+
 from .. import backends
 from .subjects import KerasSubject, Step, Subject
 
@@ -31,8 +33,6 @@ def _analysed_step(subject: Subject) -> tuple[Step, int | None]:
     """Return a train step and, on JAX, the bytes that XLA needs for it besides inputs and
     outputs.
     """
-    import keras
-
     if keras.backend.backend() != "jax" or not isinstance(subject, KerasSubject):
         return subject.train_step, None
     import jax

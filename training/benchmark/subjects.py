@@ -5,17 +5,16 @@ step ends when its results are there.
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 import numpy as np
+
+import keras_preact as kp
 
 from .. import backends
 from ..cli import UserError
-
-if TYPE_CHECKING:
-    import keras
-
-    from .candidates import Candidate
+from . import candidates
 
 Step = Callable[[], Any]
 
@@ -34,12 +33,8 @@ def seconds_of(step: Step, warmup: int, steps: int) -> list[float]:
     return [timed(step)[0] for _ in range(steps)]
 
 
-def make(candidate: "Candidate", options: Any) -> "Subject":
+def make(candidate: candidates.Candidate, options: Any) -> "Subject":
     """Build a candidate with the options of a `questions.Question`."""
-    import keras
-
-    from . import candidates
-
     network = candidates.build(candidate.name, candidate.options, options.image_size)
     if isinstance(network, keras.Model):
         return KerasSubject(network, options)
@@ -52,8 +47,6 @@ def wait(*arrays: Any) -> None:
     """Wait for the device: on JAX for these arrays, on torch for all of its work.
     TensorFlow's results are read instead.
     """
-    import keras
-
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
@@ -87,11 +80,7 @@ class KerasSubject:
         parameters: Number of trainable parameters.
     """
 
-    def __init__(self, model: "keras.Model", options: Any):
-        import keras
-
-        import keras_preact as kp
-
+    def __init__(self, model: keras.Model, options: Any):
         self.model = model
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(
