@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from . import cli
+from . import cli, runs
 from . import corruptions as corrupted
 from .config import Data, from_json
 
@@ -149,8 +149,6 @@ def _classify(
 
 def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -> None:
     """Write the figures and their pictures, and print them."""
-    from . import runs
-
     written = folder / f"metrics{suffix}.json"
     confusion = folder / f"confusion_matrix{suffix}.png"
     reliable = folder / f"reliability{suffix}.png"
@@ -351,7 +349,7 @@ def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
 
 
 def _open(path: Path, checkpoint: str) -> Subject:
-    from . import networks, runs
+    from . import networks
 
     if (path / "config.json").is_file():
         data = from_json(Data, runs.read_config(path)["config"]["data"])
@@ -424,8 +422,6 @@ def _save_samples(images, folder: Path, count: int) -> int:
     of every class, and so on. Return how many there are.
     """
     from PIL import Image
-
-    from . import runs
 
     folder.mkdir(parents=True, exist_ok=True)
     first = images.test.open().take(max(20 * len(images.classes), count))

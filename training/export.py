@@ -11,7 +11,8 @@ import numpy as np
 import tyro
 from rich import filesize
 
-from . import cli
+from . import cli, runs
+from .config import Data, from_json
 
 if TYPE_CHECKING:
     import keras
@@ -69,8 +70,6 @@ def export(
         raise cli.UserError(
             f"--format {format} writes one float32 file: remove --version and --precision."
         )
-
-    from . import runs
 
     config = runs.read_config(run)
 
@@ -145,7 +144,6 @@ def _images(
     if precision == "float32":
         return {}
     from . import data
-    from .config import Data, from_json
 
     source = dataclasses.replace(from_json(Data, config["config"]["data"]), holdout=0)
     images = data.load(source if data_dir is None else dataclasses.replace(source, dir=data_dir))

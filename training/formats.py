@@ -14,7 +14,7 @@ from keras_preact.models.base import UnitNetwork
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, pytorchcv, timm, torch_cifar
 
-from . import cli
+from . import cli, networks
 
 MODEL_FILES, STATE_FILES = (".keras", ".weights.h5"), (".safetensors",)
 
@@ -167,9 +167,6 @@ def open(source: Path) -> Any:
         raise cli.UserError(
             f"SOURCE must end in .keras, .h5 or {' or '.join(files.READERS)}. Received: {source}"
         )
-
-    from . import networks
-
     return networks.load(source)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import cli
+from . import backends, cli, runs
 from .config import Config, from_json
 from .recipes import RECIPES
 
@@ -69,7 +69,6 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
 
     import keras_preact as kp
 
-    from . import backends
     from .run import Run
 
     _check(config)
@@ -173,8 +172,6 @@ def _epochs(text: str) -> float:
 
 def _resume(arguments: Sequence[str]) -> None:
     """Resume a run with the options that it began with."""
-    from . import runs
-
     if len(arguments) != 1:
         raise cli.UserError(
             f"`{cli.command('train')} --resume RUN` takes a run directory and no other option. "

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from .. import cli
+from .. import backends, cli, runs
 
 
 def analyze(
@@ -44,7 +44,6 @@ def analyze(
     """
     import keras
 
-    from .. import backends, runs
     from . import specimen as opened
 
     source = opened.chosen_data(images, data, data_dir)
@@ -68,7 +67,6 @@ def analyze(
 
 def _write(specimen, folder: Path, quick: bool) -> int:
     """Write everything to `folder`; return the number of pictures."""
-    from .. import runs
     from . import page
     from .chapters import CHAPTERS
 
@@ -111,8 +109,6 @@ def _write(specimen, folder: Path, quick: bool) -> int:
 def _summary(specimen) -> dict[str, str]:
     """Return what was analysed, and how, name to text."""
     import keras
-
-    from .. import backends
 
     model = specimen.model
     name = specimen.name if specimen.is_foreign else f"{type(model).__name__} {model.name}"

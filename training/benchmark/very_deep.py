@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
-from .. import cli
+from .. import backends, cli, runs
+from ..config import Data
 
 #: Name to the layers of a network and its learning rate.
 NETWORKS = {"preact": (10_001, 0.01), "released": (10_001, 0.01), "vanilla": (10_000, 0.001)}
@@ -62,8 +64,6 @@ def run(
     import keras
 
     import keras_preact as kp
-
-    from .. import backends, runs
 
     cli.check_positive(batch=batch, steps=steps)
     usual_layers, usual_rate = NETWORKS[network]
@@ -121,7 +121,6 @@ def run(
 def _digits(batch: int, seed: int):
     """Return a batch of training images, normalised, and their labels."""
     from .. import data
-    from ..config import Data
 
     digits = data.load(Data("digits"))
     stream = data.training_stream(digits, batch, "none", 8, seed).dataset()
@@ -133,7 +132,6 @@ def _train(model, images, labels, steps: int, rate: float):
     """Train, and return the loss and the seconds of each step, and the norms of the first
     gradients: path of a weight to those of the first, middle and last unit of its stack.
     """
-    import numpy as np
     from keras import ops
 
     kernels = {

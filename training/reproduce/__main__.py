@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import children, cli
+from . import results
 from .depth import depth
 from .results import RESULTS
 from .run import Options
@@ -78,8 +79,6 @@ def train(options: Options, tables: Sequence[str]) -> None:
         KeyboardInterrupt: after SIGINT, when the run has saved its state.
         SystemExit: with status 75 after SIGTERM.
     """
-    from . import results
-
     cli.check_positive(seeds=options.seeds, together=options.together)
     if options.smoke:
         folder = options.work / "smoke"

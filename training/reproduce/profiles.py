@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .. import backends, children
+from ..config import Data
 
 if TYPE_CHECKING:
     from keras_preact.analysis import Propagation
@@ -97,7 +98,6 @@ def measure(settings: Mapping[str, Any]) -> dict:
     import keras_preact as kp
 
     from .. import data
-    from ..config import Data
 
     start = time.perf_counter()
     keras.utils.set_random_seed(settings["seed"])

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from .. import cli
+from .. import backends, cli
 from ..config import from_json
+from . import results
 from .results import RESULTS, WORK
 
 
@@ -48,11 +49,11 @@ def train(name: str, seed: int, options: Options) -> None:
     """
     import keras
 
-    from .. import backends, fit
+    from .. import fit
     from ..callbacks import Diverged
     from ..evaluate import evaluate
     from ..train import started
-    from . import results, rows
+    from . import rows
 
     on_cpu = backends.device() == "CPU"
     one_step = on_cpu or keras.backend.backend() == "torch"
