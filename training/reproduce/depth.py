@@ -49,8 +49,7 @@ def depth(
 
     Raises:
         UserError: for options that do not fit, or a file of other settings; nothing is
-            measured then.
-        SystemExit: with status 1, when all is done, if a network could not be measured.
+            measured then. When all is done, if a network could not be measured.
     """
     for count in layers:
         if count < 11 or (count - 2) % 9:
@@ -81,11 +80,7 @@ def depth(
             figures = [f"activations x {growth}", f"gradients x {ratio} on the way back", *cost]
             print(f"{file.stem}: {', '.join(figures)}", flush=True)
     if failed:
-        print(
-            f"{len(failed)} of {len(jobs)} could not be measured: {', '.join(failed)}",
-            file=sys.stderr,
-        )
-        sys.exit(1)
+        raise UserError(f"{len(failed)} of {len(jobs)} could not be measured: {', '.join(failed)}")
 
 
 def _missing(
