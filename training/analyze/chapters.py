@@ -7,6 +7,7 @@ ValueError with the reason if it does not apply.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ import numpy as np
 import keras_preact as kp
 from keras_preact.analysis import figures, jacobians
 
+from .page import TEXTS
 from .specimen import Specimen
 
 #: The most entries of x_1 whose Jacobian is measured; how many singular values if all are too many.
@@ -53,10 +55,6 @@ def unit(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     last = {each.block.name: each for each in _units(specimen)}
     diagrams = {block: _diagram(each) for block, each in last.items()}
     shortcuts = {block: type(each.shortcut).__name__ for block, each in last.items()}
-    found = (
-        f"Block: {', '.join(diagrams)}. Shortcut: {', '.join(set(shortcuts.values()))}. A unit "
-        "that changes the shape does so before h."
-    )
     numbers = {
         block: {"arrangement": each.get_config()["arrangement"], "shortcut": shortcuts[block]}
         for block, each in last.items()
@@ -66,7 +64,8 @@ def unit(specimen: Specimen, quick: bool) -> Iterator[Picture]:
         f"addition {', '.join(box.text for box in parts.after_addition) or 'nothing'}."
         for block, parts in diagrams.items()
     )
-    yield Picture("unit", figures.diagrams_figure(diagrams), found, numbers, alt)
+    names = {"blocks": ", ".join(diagrams), "shortcuts": ", ".join(set(shortcuts.values()))}
+    yield _picture("unit", figures.diagrams_figure(diagrams), numbers, alt, **names)
 
 
 def training(specimen: Specimen, quick: bool) -> Iterator[Picture]:
@@ -75,16 +74,14 @@ def training(specimen: Specimen, quick: bool) -> Iterator[Picture]:
         raise ValueError(NO_HISTORY)
     if "loss" in history:
         losses = history["loss"]
-        found = (
-            f"In {len(losses)} epochs the training loss goes from {losses[0]:.4g} to "
-            f"{losses[-1]:.4g}."
-        )
         figure = figures.training_curves({specimen.name: history}, specimen.measured_on)
-        yield Picture("training_curves", figure, found, {"history": history})
+        ends = {"epochs": len(losses), "first": losses[0], "last": losses[-1]}
+        yield _picture("training_curves", figure, {"history": history}, **ends)
     if health:
         steps = health["step"]
-        found = f"{len(steps)} measurements, the last after update {steps[-1]:.0f}."
-        yield Picture("training_health", figures.training_health(health), found, {"health": health})
+        found = {"count": len(steps), "last": steps[-1]}
+        figure = figures.training_health(health)
+        yield _picture("training_health", figure, {"health": health}, **found)
 
 
 def signals(specimen: Specimen, quick: bool) -> Iterator[Picture]:
@@ -93,46 +90,30 @@ def signals(specimen: Specimen, quick: bool) -> Iterator[Picture]:
         specimen.model, specimen.x, specimen.labels, training=specimen.training
     )
     every = {name: own} | ({} if quick else _variants(specimen))
-    first, last = own.gradient_norm[[0, -1]]
-    found = (
-        f"The norm of the gradient of {name} is {first:.3g} at the first unit and {last:.3g} "
-        "after the last one."
+    others = f"The other lines are {name} with another arrangement, and without shortcuts."
+    yield _picture(
+        "gradient_norms",
+        figures.gradient_norms(every),
+        {"propagation": every},
+        name=name,
+        first=own.gradient_norm[0],
+        last=own.gradient_norm[-1],
+        others=others if len(every) > 1 else "",
     )
-    if len(every) > 1:
-        found += f" The other lines are {name} with another arrangement, and without shortcuts."
-    yield Picture("gradient_norms", figures.gradient_norms(every), found, {"propagation": every})
-
     norms = [each for path, each in own.weight_gradients.items() if path.endswith("kernel")]
-    found = f"The norms in {name} are {np.nanmin(norms):.3g} to {np.nanmax(norms):.3g}."
-    yield Picture("weight_gradients", figures.weight_gradients({name: own}), found)
-
-    before, after = own.x_norm[[0, -1]]
-    found = (
-        f"The norm in {name} is {before:.3g} before the first unit and {after:.3g} after the last."
-    )
-    yield Picture("activation_norms", figures.activation_norms(every), found)
-
+    ends = {"least": np.nanmin(norms), "most": np.nanmax(norms)}
+    yield _picture("weight_gradients", figures.weight_gradients({name: own}), name=name, **ends)
+    ends = {"first": own.x_norm[0], "last": own.x_norm[-1]}
+    yield _picture("activation_norms", figures.activation_norms(every), name=name, **ends)
     ratio = own.ratio[np.isfinite(own.ratio)]
-    found = "There are no shortcuts."
-    if ratio.size:
-        found = (
-            f"The ratio in {name} goes from {ratio.min():.3g} to {ratio.max():.3g}, its median "
-            f"is {np.median(ratio):.3g}."
-        )
-    yield Picture("residual_ratio", figures.residual_ratio(every), found)
-
-    found = (
-        f"An activation after the addition sets at most {100 * own.cut.max():.3g} % of the sums "
-        f"to 0; at most {100 * own.dead.max():.3g} % of the channels are dead."
-    )
-    yield Picture("truncation", figures.truncation(every), found)
-
+    if ratio.size:  # there are shortcuts
+        ends = {"least": ratio.min(), "most": ratio.max(), "median": np.median(ratio)}
+        yield _picture("residual_ratio", figures.residual_ratio(every), name=name, **ends)
+    shares = {"cut": 100 * own.cut.max(), "dead": 100 * own.dead.max()}
+    yield _picture("truncation", figures.truncation(every), **shares)
     profile = figures.channel_profile(specimen.model, specimen.x, training=specimen.training)
-    found = (
-        f"The largest channel has a mean size of {np.nanmax(profile.size):.3g}, the median one "
-        f"{np.nanmedian(profile.size):.3g}."
-    )
-    yield Picture("channels", figures.channel_heat_map(profile), found, {"channels": profile})
+    sizes = {"most": np.nanmax(profile.size), "median": np.nanmedian(profile.size)}
+    yield _picture("channels", figures.channel_heat_map(profile), {"channels": profile}, **sizes)
 
 
 def identities(specimen: Specimen, quick: bool) -> Iterator[Picture]:
@@ -142,17 +123,12 @@ def identities(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     check = kp.analysis.check_identities(*batch, training=specimen.training)
     if np.isnan(check.forward_error).all():
         raise ValueError("every unit changes the shape, and Eq. 4 and 5 are of units that keep it")
-    forward, backward = np.nanmax(check.forward_error), np.nanmax(check.gradient_error)
-    found = f"Eq. 4 is off by {forward:.2g} at most, Eq. 5 by {backward:.2g}."
-    yield Picture("gradient_split", figures.gradient_split(check), found, {"equations": check})
-
+    off = {"forward": np.nanmax(check.forward_error), "backward": np.nanmax(check.gradient_error)}
+    yield _picture("gradient_split", figures.gradient_split(check), {"equations": check}, **off)
     path = kp.analysis.direct_path(*batch, training=specimen.training)
-    found = (
-        f"At least {100 * np.nanmin(path.gain):.3g} % of the norm and "
-        f"{100 * np.nanmin(path.survival):.3g} % of the entries return to the beginning of a stage."
-    )
     figure = figures.direct_paths({specimen.name: path})
-    yield Picture("direct_path", figure, found, {"direct_path": path})
+    kept = {"gain": 100 * np.nanmin(path.gain), "survival": 100 * np.nanmin(path.survival)}
+    yield _picture("direct_path", figure, {"direct_path": path}, **kept)
 
 
 def ensemble(specimen: Specimen, quick: bool) -> Iterator[Picture]:
@@ -160,21 +136,18 @@ def ensemble(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     if not any(each.shortcut.reads_input for each in _units(specimen)):
         raise ValueError("a network without shortcuts has one path")
     shares = kp.analysis.path_lengths(units)
-    found = f"{units} units make 2^{units} paths."
     figure = figures.path_length_shares(shares)
-    yield Picture("path_lengths", figure, found, {"path_lengths": shares})
+    yield _picture("path_lengths", figure, {"path_lengths": shares}, units=units)
     if quick or not specimen.trained or specimen.more is None or units < 2:
         return
     counts = sorted(set(np.linspace(1, units - 1, SIZES).round().astype(int).tolist()))
     lesions = kp.analysis.lesions(
         specimen.model, *specimen.more, list(kp.analysis.random_lesions(units, counts, SETS))
     )
-    intact, without = 100 * lesions.intact_error, 100 * lesions.error[:SETS].mean()
-    found = (
-        f"With all units {intact:.3g} % of {len(specimen.more[1])} test images are wrong, "
-        f"without one unit {without:.3g} %."
-    )
-    yield Picture("lesions", figures.lesion_errors(lesions), found, {"lesions": lesions})
+    wrong = {"intact": 100 * lesions.intact_error, "without": 100 * lesions.error[:SETS].mean()}
+    count = len(specimen.more[1])
+    figure = figures.lesion_errors(lesions)
+    yield _picture("lesions", figure, {"lesions": lesions}, count=count, **wrong)
 
 
 def looks(specimen: Specimen, quick: bool) -> Iterator[Picture]:
@@ -183,10 +156,8 @@ def looks(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     images, labels = (each[:SHOWN] for each in specimen.more)
     maps = kp.analysis.grad_cam(specimen.model, images, labels)
     empty = int((maps.max(axis=(1, 2)) == 0).sum())
-    found = f"{len(images)} test images and what speaks for their own class"
-    found += f"; for {empty} of them nothing does." if empty else "."
-    titles = [f"class {label}" for label in labels]
-    yield Picture("class_maps", figures.class_maps(images, maps, titles), found)
+    figure = figures.class_maps(images, maps, [f"class {label}" for label in labels])
+    yield _picture("class_maps", figure, count=len(images), empty=empty)
 
 
 def jacobian(specimen: Specimen, quick: bool) -> Iterator[Picture]:
@@ -213,13 +184,9 @@ def jacobian(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     if not spectrum.is_complete:
         values = f"The {len(spectrum.values)} largest of {size:,}"
     whose = "its own statistics" if specimen.training else "the moving statistics"
-    label = f"x_1 to x_{units}"
-    found = (
-        f"{values} singular values of the map from {label}, at one image with {whose}; the "
-        f"largest is {spectrum.values[0]:.3g}."
-    )
-    figure = figures.singular_values({label: spectrum})
-    yield Picture("singular_values", figure, found, {"spectrum": spectrum})
+    found = {"values": values, "units": units, "whose": whose, "largest": spectrum.values[0]}
+    figure = figures.singular_values({f"x_1 to x_{units}": spectrum})
+    yield _picture("singular_values", figure, {"spectrum": spectrum}, **found)
 
 
 #: Heading to chapter, in the order of the page. The function's name is the chapter's in
@@ -233,6 +200,18 @@ CHAPTERS: Mapping[str, Callable[[Specimen, bool], Iterator[Picture]]] = {
     "Where the network looks": looks,
     "Jacobian": jacobian,
 }
+
+
+def _picture(
+    key: str,
+    figure: Any,
+    numbers: Mapping[str, Any] = MappingProxyType({}),
+    alt: str = "",
+    /,
+    **found: Any,
+) -> Picture:
+    """Return a picture whose sentence in pictures.toml is filled with what was found."""
+    return Picture(key, figure, TEXTS[key]["found"].format(**found).strip(), numbers, alt)
 
 
 def _units(specimen: Specimen) -> list:
