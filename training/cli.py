@@ -81,15 +81,14 @@ def parse(
     """
     import tyro
 
-    text = description
-    if text is None:
-        text = (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0]
-    parts = ["Examples:\n" + "\n".join(f"  {line}" for line in examples(name)), text, VERBOSE]
+    if description is None:
+        description = (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0]
+    lines = ["Examples:", *(f"  {line}" for line in examples(name))]
     return tyro.cli(
         kind,
         prog=command(name),
         args=argv,
-        description="\n\n".join(parts),
+        description="\n\n".join(["\n".join(lines), description, VERBOSE]),
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName),
         **options,
     )

@@ -93,21 +93,13 @@ class Candidate:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def network(self) -> str:
-        return write(self.name, self.options)
-
-    @property
     def label(self) -> str:
-        return f"{self.backend}/{self.network}"
-
-
-def write(name: str, options: Mapping[str, Any]) -> str:
-    """Return what `parse` reads: `NAME:option=value,...`."""
-    words = (
-        f"{key}={str(value).lower() if isinstance(value, bool | None) else value}"
-        for key, value in options.items()
-    )
-    return ":".join(filter(None, (name, ",".join(words))))
+        """`BACKEND/NAME:option=value,...`, as `parse` reads it."""
+        words = (
+            f"{key}={str(value).lower() if isinstance(value, bool | None) else value}"
+            for key, value in self.options.items()
+        )
+        return f"{self.backend}/{':'.join(filter(None, (self.name, ','.join(words))))}"
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
