@@ -88,10 +88,7 @@ def export(
     if temperature == "fitted":
         temperature = _fitted_temperature(metrics, run)
     if temperature != 1:
-        try:
-            model = kp.transfer.apply_temperature(model, temperature)
-        except ValueError as error:
-            raise cli.UserError(str(error)) from error
+        model = kp.transfer.apply_temperature(model, temperature)
         print(f"Its logits are divided by {temperature:.3g}.")
     described = {"classes": config["classes"], "preprocessing": config["preprocessing"]}
     try:
