@@ -151,17 +151,13 @@ def _read(config: Config) -> UnitNetwork:
     assert path is not None
     if path.is_dir():
         model, _ = networks.open_run(path)
-    elif not path.is_file():
-        raise UserError(
-            f"--model.weights must be an existing run directory or .keras file. Received: {path}"
-        )
-    elif path.suffix != ".keras":
-        raise UserError(
-            f"--model.weights must be a run directory or a .keras file. {command('convert')} "
-            f"makes one from other formats. Received: {path}"
-        )
-    else:
+    elif path.suffix == ".keras" and path.is_file():
         model = networks.load(path)
+    else:
+        raise UserError(
+            "--model.weights must be an existing run directory or .keras file. "
+            f"{command('convert')} makes one from other formats. Received: {path}"
+        )
     return _checked(model, path)
 
 
