@@ -162,19 +162,20 @@ def check_positive(**options: float | None) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
 
 
-def option_value(text: str) -> Any:
-    """Return the value of an option written as text: a number, a truth value, none, or
-    the text itself.
+def read_option(text: str) -> tuple[str, Any]:
+    """Return name and value of `NAME=VALUE`: a number, a truth value, none, or the text
+    itself.
     """
+    name, _, value = text.partition("=")
+    if not value:
+        raise UserError(f"Options are written NAME=VALUE. Received: {text}")
     words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    if value.lower() in words:
+        return name, words[value.lower()]
     for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+        with contextlib.suppress(ValueError):
+            return name, kind(value)
+    return name, value
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .cli import UserError, check_positive, option_value
+from .cli import UserError, check_positive, read_option
 
 #: Fields of `Model` that say where a network starts. They are no arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
@@ -101,7 +101,7 @@ class Model:
             if key not in (*START, "scales", "options") and value is not None
         }
         scaling = {} if self.scales is None else {"shortcut": self._scaling(*self.scales)}
-        return own | scaling | dict(map(_option, self.options))
+        return own | scaling | dict(map(read_option, self.options))
 
     def _scaling(self, shortcut: float, residual: float) -> Any:
         if self.shortcut != "constant_scaling":
@@ -111,13 +111,6 @@ class Model:
         from keras_preact.shortcuts import ConstantScaling  # brings Keras
 
         return ConstantScaling(shortcut, residual)
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise UserError(f"Options are written NAME=VALUE. Received: --model.options {text}")
-    return name, option_value(value)
 
 
 @dataclasses.dataclass(frozen=True)

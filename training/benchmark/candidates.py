@@ -12,7 +12,7 @@ from typing import Any
 import keras_preact as kp
 from keras_preact.models.registry import MODELS
 
-from ..cli import UserError, nearest, option_value
+from ..cli import UserError, lookup, read_option
 from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -110,14 +110,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
             nearest.
     """
     name, _, rest = text.partition(":")
-    if name not in PEERS and name not in MODELS:
-        raise UserError(f"Unknown candidate. {nearest(name, [*MODELS, *PEERS])} Received: {text!r}")
-    options = {}
-    for option in filter(None, rest.split(",")):
-        key, sign, value = option.partition("=")
-        if not sign or not value:
-            raise UserError(f"A candidate is NAME:option=value,option=value. Received: {text!r}")
-        options[key] = option_value(value)
+    lookup(dict.fromkeys([*MODELS, *PEERS]), name, "candidate")
+    options = dict(map(read_option, filter(None, rest.split(","))))
     if "dtype" in options and options["dtype"] not in DTYPES:
         raise UserError(f"dtype must be {' or '.join(DTYPES)}. Received: {text!r}")
     if name in PEERS:
@@ -129,8 +123,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     for key, value in options.items():
         if key in elsewhere:
             raise UserError(f"{key} is set by {elsewhere[key]}. Received: {text!r}")
-        if key not in known:
-            raise UserError(f"Unknown option. {nearest(key, sorted(known))} Received: {text!r}")
+        lookup(dict.fromkeys(sorted(known)), key, f"option of {name}")
         if name in PEERS and key != "dtype" and not isinstance(value, bool):
             raise UserError(f"{key} of {name} must be true or false. Received: {text!r}")
     return name, options
