@@ -91,12 +91,9 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
         return {row.label: first[row.backend] for row in rows}
     backend, slash, network = baseline.rpartition("/")
     over = {row.label: f"{backend if slash else row.backend}/{network}" for row in rows}
-    if set(over.values()) <= labels.keys():
-        return over
-    raise cli.UserError(
-        f"--baseline is none of the candidates. {cli.nearest(baseline, labels)} Received: "
-        f"{baseline!r}"
-    )
+    if not set(over.values()) <= labels.keys():
+        cli.lookup(labels, baseline, "--baseline")  # an error that names the candidates
+    return over
 
 
 def remarks(
