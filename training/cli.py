@@ -3,10 +3,12 @@ person can act on.
 """
 
 import contextlib
+import csv
 import difflib
 import inspect
 import sys
 import traceback
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -34,6 +36,12 @@ _MODULES = {
 EXTRAS: Mapping[str, str] = {
     module: extra for extra, modules in _MODULES.items() for module in modules.split()
 }
+
+#: What is raised for a file that holds something else than it should.
+_UNREADABLE = (
+    *(OSError, AttributeError, KeyError, TypeError, ValueError),
+    *(csv.Error, zipfile.BadZipFile),
+)
 
 T = TypeVar("T")
 
@@ -217,6 +225,19 @@ def fail(error: Exception, verbose: bool = False) -> NoReturn:
         traceback.print_exception(error)
     print("error:", " ".join(str(error).split()), file=sys.stderr)
     sys.exit(2)
+
+
+@contextlib.contextmanager
+def reading(said: str) -> Iterator[None]:
+    """Turn what is raised by reading a file that holds something else into a `UserError`:
+    `said`, and the error.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{said}: {error}") from error
+    except _UNREADABLE as error:
+        raise UserError(f"{said}: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

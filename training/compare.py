@@ -138,12 +138,8 @@ def read_runs(directories: Sequence[Path]) -> list[Compared]:
 
 def _read(path: Path, name: str) -> Compared:
     described = runs.read_config(path)
-    try:
+    with cli.reading(f"{path / 'config.json'} is damaged or of another version"):
         config = from_json(Config, described["config"])
-    except (AttributeError, TypeError, ValueError) as error:
-        raise cli.UserError(
-            f"{path / 'config.json'} is damaged or of another version: {error}"
-        ) from error
     history = histories.read(path / "history.csv")
     if not history:
         raise cli.UserError(f"{path} has no history yet: its first epoch has not ended.")
@@ -156,11 +152,9 @@ def _test_error(path: Path, config: Config) -> float | None:
     """Return the error on the test set of the run's own data, if it was measured."""
     if not path.is_file():
         return None
-    try:
+    with cli.reading(f"{path} is damaged"):
         metrics = json.loads(path.read_text())
         return 100 * float(metrics["error"]) if metrics["data"] == config.data.name else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise cli.UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def differing(found: Sequence[Compared]) -> dict[str, Callable[[Compared], Any]]:

@@ -137,14 +137,9 @@ def sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return images and what the source's network returns for them."""
     if name not in weights.ASSUMPTIONS:
         raise cli.UserError(f"--check is for weights of other libraries. Received: {name} weights")
-    try:
-        with np.load(path) as arrays:
-            return arrays["images"], arrays["outputs"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise cli.UserError(
-            "--check must be an .npz file with the arrays `images` and `outputs`. Received: "
-            f"{path} ({error})"
-        ) from error
+    said = "--check must be an .npz file with the arrays `images` and `outputs`. Received"
+    with cli.reading(f"{said}: {path}"), np.load(path) as arrays:
+        return arrays["images"], arrays["outputs"]
 
 
 def target_format(out: Path, model: ResidualNetwork) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import runs
-from .cli import UserError
+from .cli import UserError, reading
 
 #: Name of a column of history.csv to its numbers, one per epoch.
 Columns = Mapping[str, np.ndarray]
@@ -33,10 +33,8 @@ def read(path: Path) -> Columns:
     Raises:
         UserError: for a file that is not a table with a column `loss`.
     """
-    try:
+    with reading(f"{path} is damaged"):
         columns = read_table(path)
-    except (csv.Error, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
     if columns and "loss" not in columns:
         raise UserError(
             f"{path} is damaged or not a history: it has no column loss. Its columns: "

@@ -4,7 +4,6 @@ written to them.
 
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import keras_preact as kp
 
 from . import runs
 from .checkpoints import Checkpoints
-from .cli import UserError
+from .cli import UserError, reading
 from .config import Config
 from .data import ImageData
 
@@ -137,13 +136,10 @@ def load(path: Path) -> keras.Model:
     Raises:
         UserError: for a file that Keras cannot load.
     """
-    try:
+    with reading(
+        f"{path} is damaged, or no model of this package or of Keras' own layers. Keras says"
+    ):
         return keras.saving.load_model(path, compile=False)
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(
-            f"{path} is damaged, or no model of this package or of Keras' own layers. Keras says: "
-            f"{error}"
-        ) from error
 
 
 def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
@@ -170,10 +166,8 @@ def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
 def architecture(run: Path) -> keras.Model:
     """Return the network of a run that was begun, without its weights."""
     path = run / "checkpoints" / ARCHITECTURE
-    try:
+    with reading(f"{path} is damaged or missing"):
         return keras.models.model_from_json(path.read_text())
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged or missing: {error}") from error
 
 
 def _warn(message: str) -> None:

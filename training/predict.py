@@ -92,10 +92,8 @@ def read_classes(path: Path) -> list[str]:
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise cli.UserError(f"{path} has no model_card.json, which holds the class names.")
-    try:
+    with cli.reading(f"{file} is not a model card of keras-preact"):
         return list(json.loads(file.read_text(encoding="utf-8"))["classes"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise cli.UserError(f"{file} is not a model card of keras-preact: {error!r}") from error
 
 
 def read_file(path: Path) -> bytes:

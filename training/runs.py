@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .cli import UserError, command
+from .cli import UserError, command, reading
 from .config import Config, differences, from_json
 
 #: File of a run directory that says who trains in it. It stays; its lock ends with the process.
@@ -171,10 +171,8 @@ def read_config(run: Path) -> dict:
         raise UserError(f"The run directory {run} does not exist.")
     if not path.is_file():
         raise UserError(f"{run} is not a run directory: it has no config.json.")
-    try:
+    with reading(f"{path} is damaged"):
         described = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(described, dict) or "config" not in described:
         raise UserError(
             f"{run} is not a run directory: its config.json was not written by {command('train')}."

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
-from ..cli import UserError, lookup
+from ..cli import UserError, lookup, reading
 from ..config import Data
 from . import folders
 from .pixels import mean_and_std
@@ -245,11 +245,8 @@ def _as_it_is(size: int, channels: int) -> Preprocessing:
 def _npz(data: Data) -> ImageData:
     if data.dir is None or not data.dir.is_file():
         raise UserError(f"--data.dir must name an .npz file. Received: {data.dir}")
-    try:
-        with np.load(data.dir) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{data.dir} is no file of np.savez: {error}") from error
+    with reading(f"{data.dir} is no file of np.savez"), np.load(data.dir) as file:
+        arrays = {name: file[name] for name in file.files}
     names = next((own.split() for own in ARRAYS if set(own.split()) <= set(arrays)), None)
     if names is None:
         raise UserError(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import children, runs
-from ..cli import UserError
+from ..cli import UserError, reading
 from ..terminal import markdown
 from .profiles import FORMAT, NETWORKS, Name, settings_of
 from .results import RESULTS
@@ -128,11 +128,9 @@ def read(folder: Path = RESULTS) -> list[dict]:
 
 
 def _read(file: Path) -> dict:
-    try:
+    with reading(f"{file} holds no measurement of a depth"):
         record = json.loads(file.read_text())
         known = record["format"] == FORMAT and record["settings"]["network"] in NETWORKS
-    except (OSError, TypeError, KeyError, ValueError) as error:
-        raise UserError(f"{file} holds no measurement of a depth: {error!r}") from error
     if not known:
         raise UserError(f"{file} has a format or a network that this version does not know.")
     return record

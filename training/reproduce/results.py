@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import backends, histories, runs
-from ..cli import UserError
+from ..cli import UserError, reading
 from ..config import Config, differences, from_json
 
 RESULTS = Path("results")
@@ -175,15 +175,11 @@ def read_one(file: Path) -> Record:
     Raises:
         UserError: for a file that is not the result of a run.
     """
-    try:
+    with reading(f"{file} is not the result of a run"):
         value = json.loads(file.read_text())
-        if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
-            raise UserError(f"{file} has format {value['format']}; this version reads {FORMAT}.")
+        if value.get("format", FORMAT) != FORMAT:
+            raise UserError(f"it has format {value['format']}; this version reads {FORMAT}")
         return Record(**value)
-    except UserError:
-        raise
-    except (OSError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is not the result of a run: {error}") from error
 
 
 def groups(records: Iterable[Record]) -> dict[str, list[Record]]:
