@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .. import backends, children
+from .. import backends, children, runs
 from ..config import Data
 
 if TYPE_CHECKING:
@@ -141,21 +141,18 @@ def profile(signals: "Propagation") -> dict[str, Any]:
     kept = sorted({*range(0, total + 1, math.ceil(total / POINTS)), 1, total})
     with np.errstate(all="ignore"):
         growth, ratio = rms[total] / rms[1], gradient[1] / gradient[total]
-    return {
-        "loss": _number(signals.loss),
+    found = {
+        "loss": signals.loss,
         "units": total,
-        "growth": _number(growth),
-        "gradient_ratio": _number(ratio),
+        "growth": growth,
+        "gradient_ratio": ratio,
         "profile": {
             "unit": kept,
-            "activation_rms": [_number(rms[i]) for i in kept],
-            "gradient_norm": [_number(gradient[i]) for i in kept],
+            "activation_rms": rms[kept],
+            "gradient_norm": gradient[kept],
         },
     }
-
-
-def _number(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return runs.plain(found, digits=6)
 
 
 def _record() -> dict:
