@@ -139,15 +139,14 @@ class Observed:
     def weights(self, unit: Unit) -> list[tuple[str, keras.Variable]]:
         """Return the trainable weights of a unit with their names below it."""
         if isinstance(unit, LayerUnit):
-            below = f"{unit.layer.name}/"
-            return [(w.path.split(below, 1)[-1], w) for w in unit.layer.trainable_weights]
+            return _weights_below(unit.layer)
         assert isinstance(unit, Addition)
         steps = (self.graph.steps[i] for i in unit.residual_steps)
         layers = [step.operation for step in steps if step.has_kernel]
         return [
-            (f"weight_{i}/{w.name}", w)
+            (f"weight_{i}/{name}", weight)
             for i, layer in enumerate(layers, 1)
-            for w in layer.trainable_weights
+            for name, weight in _weights_below(layer)
         ]
 
     def branches(self, unit: Unit, values: dict[int, Any]) -> list[Callable]:
@@ -207,6 +206,12 @@ class Observed:
             by_unit,
             dict(zip(map(id, variables), map(ops.convert_to_numpy, on_weights), strict=True)),
         )
+
+
+def _weights_below(layer: keras.Layer) -> list[tuple[str, keras.Variable]]:
+    """Return the trainable weights of a layer with their names below it."""
+    below = f"{layer.name}/"
+    return [(weight.path.split(below, 1)[-1], weight) for weight in layer.trainable_weights]
 
 
 def _trace_of_addition(graph: Graph, unit: Addition, values: dict[int, Any]) -> tuple[Trace, int]:

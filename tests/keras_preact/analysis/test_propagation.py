@@ -216,6 +216,16 @@ def test_models_of_others(arrangement):
     assert signals.weight_gradients["weight_2/kernel"].shape == (3,)
 
 
+def test_each_weight_of_a_layer_has_a_name():
+    inputs = keras.Input((4, 6))
+    branch = keras.layers.MultiHeadAttention(2, 3, use_bias=False)(inputs, inputs)
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Add()([branch, inputs]))
+    model = keras.Model(inputs, keras.layers.Dense(3)(x))
+    signals = kp.analysis.propagation(model, harness.images(2, 4, 6), [0, 1])
+    kernels = ("query", "key", "value", "attention_output")
+    assert set(signals.weight_gradients) == {f"weight_1/{name}/kernel" for name in kernels}
+
+
 def test_a_network_of_images_of_any_size():
     fixed = kp.models.resnet_cifar(14, input_shape=(8, 12, 1), stacked=True)
     harness.randomize(fixed)
