@@ -1,10 +1,13 @@
 """Learning-rate schedules, counted in iterations from 0."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import keras
 from keras import ops
+
+from keras_preact import _checks
 
 
 def step_schedule(
@@ -54,7 +57,12 @@ def step_schedule(
 
 
 def cosine_schedule(
-    learning_rate: float, steps: int, *, warmup_steps: int = 0, final_learning_rate: float = 0.0
+    learning_rate: float,
+    steps: int,
+    *,
+    warmup_steps: int = 0,
+    final_learning_rate: float = 0.0,
+    cycles: int = 1,
 ) -> keras.optimizers.schedules.LearningRateSchedule:
     """Return a schedule that rises linearly from 0 over `warmup_steps`, then falls along
     half a cosine until iteration `steps`.
@@ -64,16 +72,29 @@ def cosine_schedule(
         steps: Total number of iterations, with the warm-up.
         warmup_steps: Number of iterations of the warm-up.
         final_learning_rate: Rate at the end and after it.
+        cycles: Number of half cosines, equally long, each from `learning_rate`: warm
+            restarts.
+
+    Raises:
+        ValueError: for a warm-up that is not shorter than the run, and for `cycles`
+            below 1.
 
     Example:
 
     >>> rate = cosine_schedule(0.1, 100, warmup_steps=10)
     >>> [round(float(rate(step)), 3) for step in (0, 5, 10, 55, 100)]
     [0.0, 0.05, 0.1, 0.05, 0.0]
+    >>> rate = cosine_schedule(0.1, 100, cycles=2)
+    >>> [round(float(rate(step)), 3) for step in (0, 25, 50, 75, 100)]
+    [0.1, 0.05, 0.1, 0.05, 0.0]
 
-    Source: arXiv 1608.03983 (cosine), arXiv 1706.02677 (warm-up). Not the paper's.
+    Source: arXiv 1608.03983 (cosine, restarts), arXiv 1706.02677 (warm-up). Not the
+        paper's.
     """
     _check_warmup(warmup_steps, steps)
+    _checks.positive_int(cycles, "cycles")
+    if cycles > 1:
+        return _Restarts(learning_rate, steps, warmup_steps, final_learning_rate, cycles)
     return keras.optimizers.schedules.CosineDecay(
         0.0 if warmup_steps else learning_rate,
         steps - warmup_steps,
@@ -81,6 +102,31 @@ def cosine_schedule(
         warmup_target=learning_rate if warmup_steps else None,
         warmup_steps=warmup_steps,
     )
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class _Restarts(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, top: float, steps: int, warmup_steps: int, last: float, cycles: int):
+        self.top, self.steps, self.last = top, steps, last
+        self.warmup_steps, self.cycles = warmup_steps, cycles
+
+    def __call__(self, step):
+        step = ops.cast(step, "float32")
+        length = (self.steps - self.warmup_steps) / self.cycles
+        share = ops.mod(step - self.warmup_steps, length) / length
+        share = ops.where(step < self.steps, share, 1.0)
+        falling = self.last + (self.top - self.last) * (1 + ops.cos(math.pi * share)) / 2
+        rising = self.top * step / max(1, self.warmup_steps)
+        return ops.where(step < self.warmup_steps, rising, falling)
+
+    def get_config(self) -> dict:
+        return {
+            "top": self.top,
+            "steps": self.steps,
+            "warmup_steps": self.warmup_steps,
+            "last": self.last,
+            "cycles": self.cycles,
+        }
 
 
 def linear_schedule(

@@ -195,6 +195,8 @@ class Schedule:
     """Length of the warm-up, in --schedule.unit."""
     stable: float = 0
     """For linear: length at the full rate between warm-up and fall, in --schedule.unit."""
+    cycles: int = 1
+    """For cosine: how often the rate falls, each time from the full rate (warm restarts)."""
     warmup_learning_rate: float = 0.01
     """For steps: rate during the warm-up. The others warm up linearly from 0."""
     length: float = 10

@@ -19,11 +19,6 @@ SCALINGS: dict[str, Callable[[float], float]] = {
     "linear": float,
     "sqrt": math.sqrt,
 }
-#: `Schedule.kind` to the schedule that falls from its warm-up to the end of the run.
-FALLING: dict[str, Callable] = {
-    "cosine": kp.schedules.cosine_schedule,
-    "linear": kp.schedules.linear_schedule,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +101,24 @@ def learning_rate(config: Config, plan: Plan) -> Any:
     factor = SCALINGS[options.scaling](config.batch_size / options.reference_batch_size)
     rate = factor * options.learning_rate
     warmup = config.iterations(schedule.warmup, plan.steps_per_epoch)
+    check_positive(**{"schedule.cycles": schedule.cycles})
     if schedule.stable and schedule.kind != "linear":
         raise UserError(
             f"--schedule.stable is for --schedule.kind linear. Received: {schedule.kind}"
         )
-    if schedule.kind in FALLING:
+    if schedule.cycles > 1 and schedule.kind != "cosine":
+        raise UserError(
+            f"--schedule.cycles is for --schedule.kind cosine. Received: {schedule.kind}"
+        )
+    if schedule.kind == "cosine":
+        return kp.schedules.cosine_schedule(
+            rate, plan.iterations, warmup_steps=warmup, cycles=schedule.cycles
+        )
+    if schedule.kind == "linear":
         stable = config.iterations(schedule.stable, plan.steps_per_epoch)
-        of_linear = {"stable_steps": stable} if schedule.kind == "linear" else {}
-        return FALLING[schedule.kind](rate, plan.iterations, warmup_steps=warmup, **of_linear)
+        return kp.schedules.linear_schedule(
+            rate, plan.iterations, warmup_steps=warmup, stable_steps=stable
+        )
     if not schedule.drops and not warmup:
         return rate
     return kp.schedules.step_schedule(
@@ -140,7 +145,7 @@ def check_warmup(config: Config, plan: Plan) -> str | None:
         f"{config.optimizer.learning_rate:g}. Shorten it, as with --schedule.warmup "
         f"{schedule.length / 10:g}, or train longer."
     )
-    if schedule.kind in FALLING:
+    if schedule.kind != "steps":
         raise UserError(message)
     return message
 

@@ -50,6 +50,18 @@ def test_stable_steps():
         np.testing.assert_allclose(found, [0, 0.1, 0.2, 0.2, 0.2, 0.11, 0.02, 0.02], rtol=1e-5)
 
 
+@pytest.mark.backend
+def test_restarts():
+    schedule = kp.schedules.cosine_schedule(
+        0.2, 100, warmup_steps=10, final_learning_rate=0.02, cycles=3
+    )
+    config = keras.optimizers.schedules.serialize(schedule)
+    for made in (schedule, keras.optimizers.schedules.deserialize(config)):
+        found = rates(made, 0, 5, 10, 20, 25, 40, 55, 70, 85, 100, 200)
+        expected = [0, 0.1, 0.2, 0.155, 0.11, 0.2, 0.11, 0.2, 0.11, 0.02, 0.02]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_errors():
     steps = kp.schedules.step_schedule
     for call, word in (
@@ -62,5 +74,6 @@ def test_errors():
             lambda: kp.schedules.linear_schedule(0.1, 10, warmup_steps=4, stable_steps=6),
             "must leave iterations",
         ),
+        (lambda: kp.schedules.cosine_schedule(0.1, 10, cycles=0), "cycles=0"),
     ):
         assert word in harness.error_of(call)

@@ -106,6 +106,16 @@ class TestLearningRate:
         with pytest.raises(ValueError, match=r"stable is for --schedule\.kind linear"):
             learning_rate(made, plan(made, 1000))
 
+    def test_restarts(self):
+        made = config(schedule=Schedule("cosine", length=4, warmup=1, cycles=2))
+        rate = rate_at(learning_rate(made, plan(made, 1000)))
+        assert [rate(step) for step in (5, 10, 25, 32.5, 40)] == pytest.approx(
+            [0.05, 0.1, 0.1, 0.05, 0], abs=1e-7
+        )
+        made = config(schedule=Schedule("linear", cycles=2))
+        with pytest.raises(ValueError, match=r"cycles is for --schedule\.kind cosine"):
+            learning_rate(made, plan(made, 1000))
+
     @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
     def test_errors(self, value):
         made = config(optimizer=Optimizer(learning_rate=value))
