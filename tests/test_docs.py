@@ -98,8 +98,9 @@ CLAIMS = [
         (MEASURED.format("compile_stacked"), FIRST_STEP.format("jax")),
     ),
     (
-        r"1 run each \| test error: full pre-activation ([\d.]+) %, original ([\d.]+) %",
+        r"full pre-activation ([\d.]+) %, ReLU-only ([\d.]+) %, original ([\d.]+) %",
         (EIGHTH.format("full_preactivation"), ERROR),
+        (EIGHTH.format("relu_only_preactivation"), ERROR),
         (EIGHTH.format("original"), ERROR),
     ),
     (
