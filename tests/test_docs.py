@@ -98,10 +98,12 @@ CLAIMS = [
         (MEASURED.format("compile_stacked"), FIRST_STEP.format("jax")),
     ),
     (
-        r"full pre-activation ([\d.]+) %, ReLU-only ([\d.]+) %, original ([\d.]+) %",
+        r"full pre-activation ([\d.]+) %, ReLU-only ([\d.]+) %, original ([\d.]+) %, "
+        r"BN after addition ([\d.]+) %",
         (EIGHTH.format("full_preactivation"), ERROR),
         (EIGHTH.format("relu_only_preactivation"), ERROR),
         (EIGHTH.format("original"), ERROR),
+        (EIGHTH.format("bn_after_addition"), ERROR),
     ),
     (
         r"ResNet-50 to 16 clients.* \| (\d+) requests per second",
