@@ -104,31 +104,6 @@ def cosine_schedule(
     )
 
 
-@keras.saving.register_keras_serializable("keras_preact")
-class _Restarts(keras.optimizers.schedules.LearningRateSchedule):
-    def __init__(self, top: float, steps: int, warmup_steps: int, last: float, cycles: int):
-        self.top, self.steps, self.last = top, steps, last
-        self.warmup_steps, self.cycles = warmup_steps, cycles
-
-    def __call__(self, step):
-        step = ops.cast(step, "float32")
-        length = (self.steps - self.warmup_steps) / self.cycles
-        share = ops.mod(step - self.warmup_steps, length) / length
-        share = ops.where(step < self.steps, share, 1.0)
-        falling = self.last + (self.top - self.last) * (1 + ops.cos(math.pi * share)) / 2
-        rising = self.top * step / max(1, self.warmup_steps)
-        return ops.where(step < self.warmup_steps, rising, falling)
-
-    def get_config(self) -> dict:
-        return {
-            "top": self.top,
-            "steps": self.steps,
-            "warmup_steps": self.warmup_steps,
-            "last": self.last,
-            "cycles": self.cycles,
-        }
-
-
 def linear_schedule(
     learning_rate: float,
     steps: int,
@@ -174,31 +149,55 @@ def linear_schedule(
     return _Linear(learning_rate, steps, warmup_steps, final_learning_rate, stable_steps)
 
 
-@keras.saving.register_keras_serializable("keras_preact")
-class _Linear(keras.optimizers.schedules.LearningRateSchedule):
-    def __init__(
-        self, top: float, steps: int, warmup_steps: int, last: float, stable_steps: int = 0
-    ):
-        self.top, self.steps, self.last = top, steps, last
-        self.warmup_steps, self.stable_steps = warmup_steps, stable_steps
+class _Falling(keras.optimizers.schedules.LearningRateSchedule):
+    """Rises linearly from 0 over the warm-up, then falls from `top` to `last`."""
+
+    def __init__(self, top: float, steps: int, warmup_steps: int, last: float):
+        self.top, self.steps, self.warmup_steps, self.last = top, steps, warmup_steps, last
+
+    def _fallen(self, step):
+        """Return how much of the fall is done at a step, from 0 to 1."""
+        raise NotImplementedError
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
-        start = self.warmup_steps + self.stable_steps
-        share = ops.clip((step - start) / (self.steps - start), 0.0, 1.0)
-        falling = self.top + (self.last - self.top) * share
-        if not self.warmup_steps:
-            return falling
-        return ops.minimum(self.top * step / self.warmup_steps, falling)
+        rising = self.top * step / max(1, self.warmup_steps)
+        falling = self.top + (self.last - self.top) * self._fallen(step)
+        return ops.where(step < self.warmup_steps, rising, falling)
 
     def get_config(self) -> dict:
-        return {
-            "top": self.top,
-            "steps": self.steps,
-            "warmup_steps": self.warmup_steps,
-            "last": self.last,
-            "stable_steps": self.stable_steps,
-        }
+        return {name: getattr(self, name) for name in ("top", "steps", "warmup_steps", "last")}
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class _Restarts(_Falling):
+    def __init__(self, top: float, steps: int, warmup_steps: int, last: float, cycles: int):
+        super().__init__(top, steps, warmup_steps, last)
+        self.cycles = cycles
+
+    def _fallen(self, step):
+        length = (self.steps - self.warmup_steps) / self.cycles
+        share = ops.mod(step - self.warmup_steps, length) / length
+        return ops.where(step < self.steps, (1 - ops.cos(math.pi * share)) / 2, 1.0)
+
+    def get_config(self) -> dict:
+        return super().get_config() | {"cycles": self.cycles}
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class _Linear(_Falling):
+    def __init__(
+        self, top: float, steps: int, warmup_steps: int, last: float, stable_steps: int = 0
+    ):
+        super().__init__(top, steps, warmup_steps, last)
+        self.stable_steps = stable_steps
+
+    def _fallen(self, step):
+        start = self.warmup_steps + self.stable_steps
+        return ops.clip((step - start) / (self.steps - start), 0.0, 1.0)
+
+    def get_config(self) -> dict:
+        return super().get_config() | {"stable_steps": self.stable_steps}
 
 
 def _check_warmup(warmup_steps: int, steps: int) -> None:

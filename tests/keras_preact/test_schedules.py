@@ -40,26 +40,28 @@ def test_cosine_and_linear_schedule(kind, warmup):
 
 
 @pytest.mark.backend
-def test_stable_steps():
-    schedule = kp.schedules.linear_schedule(
-        0.2, 100, warmup_steps=10, stable_steps=60, final_learning_rate=0.02
-    )
+@pytest.mark.parametrize(
+    ("make", "option", "expected"),
+    [
+        (
+            kp.schedules.linear_schedule,
+            {"stable_steps": 60},
+            {0: 0, 5: 0.1, 10: 0.2, 40: 0.2, 70: 0.2, 85: 0.11, 100: 0.02, 200: 0.02},
+        ),
+        (
+            kp.schedules.cosine_schedule,
+            {"cycles": 3},
+            {0: 0, 5: 0.1, 10: 0.2, 20: 0.155, 25: 0.11, 40: 0.2, 55: 0.11}
+            | {70: 0.2, 85: 0.11, 100: 0.02, 200: 0.02},
+        ),
+    ],
+    ids=["stable steps", "restarts"],
+)
+def test_options_of_one_schedule(make, option, expected):
+    schedule = make(0.2, 100, warmup_steps=10, final_learning_rate=0.02, **option)
     config = keras.optimizers.schedules.serialize(schedule)
     for made in (schedule, keras.optimizers.schedules.deserialize(config)):
-        found = rates(made, 0, 5, 10, 40, 70, 85, 100, 200)
-        np.testing.assert_allclose(found, [0, 0.1, 0.2, 0.2, 0.2, 0.11, 0.02, 0.02], rtol=1e-5)
-
-
-@pytest.mark.backend
-def test_restarts():
-    schedule = kp.schedules.cosine_schedule(
-        0.2, 100, warmup_steps=10, final_learning_rate=0.02, cycles=3
-    )
-    config = keras.optimizers.schedules.serialize(schedule)
-    for made in (schedule, keras.optimizers.schedules.deserialize(config)):
-        found = rates(made, 0, 5, 10, 20, 25, 40, 55, 70, 85, 100, 200)
-        expected = [0, 0.1, 0.2, 0.155, 0.11, 0.2, 0.11, 0.2, 0.11, 0.02, 0.02]
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        np.testing.assert_allclose(rates(made, *expected), [*expected.values()], rtol=1e-5)
 
 
 def test_errors():

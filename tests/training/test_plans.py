@@ -95,25 +95,29 @@ class TestLearningRate:
         found = [rate(step) for step in (5, 10, 25, 37, 40)]
         assert found == pytest.approx(expected, abs=1e-7)
 
-    def test_stable(self):
-        schedule = Schedule("linear", length=4, warmup=1, stable=2).over(8)
+    @pytest.mark.parametrize(
+        ("schedule", "expected", "other"),
+        [
+            (
+                Schedule("linear", length=4, warmup=1, stable=2).over(8),
+                {10: 0.05, 20: 0.1, 60: 0.1, 70: 0.05, 80: 0},
+                Schedule("cosine", stable=2),
+            ),
+            (
+                Schedule("cosine", length=4, warmup=1, cycles=2),
+                {5: 0.05, 10: 0.1, 25: 0.1, 32.5: 0.05, 40: 0},
+                Schedule("linear", cycles=2),
+            ),
+        ],
+        ids=["stable", "cycles"],
+    )
+    def test_options_of_one_kind(self, request, schedule, expected, other):
         made = config(schedule=schedule)
         rate = rate_at(learning_rate(made, plan(made, 1000)))
-        assert [rate(step) for step in (10, 20, 60, 70, 80)] == pytest.approx(
-            [0.05, 0.1, 0.1, 0.05, 0], abs=1e-7
-        )
-        made = config(schedule=Schedule("cosine", stable=2))
-        with pytest.raises(ValueError, match=r"stable is for --schedule\.kind linear"):
-            learning_rate(made, plan(made, 1000))
-
-    def test_restarts(self):
-        made = config(schedule=Schedule("cosine", length=4, warmup=1, cycles=2))
-        rate = rate_at(learning_rate(made, plan(made, 1000)))
-        assert [rate(step) for step in (5, 10, 25, 32.5, 40)] == pytest.approx(
-            [0.05, 0.1, 0.1, 0.05, 0], abs=1e-7
-        )
-        made = config(schedule=Schedule("linear", cycles=2))
-        with pytest.raises(ValueError, match=r"cycles is for --schedule\.kind cosine"):
+        assert {step: rate(step) for step in expected} == pytest.approx(expected, abs=1e-7)
+        made = config(schedule=other)
+        option = request.node.callspec.id
+        with pytest.raises(ValueError, match=rf"{option} is for --schedule\.kind {schedule.kind}"):
             learning_rate(made, plan(made, 1000))
 
     @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
