@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks, initializers
+from keras_preact._paths import below
 from keras_preact.backend import loops
 from keras_preact.layers import chains
 from keras_preact.layers.spatial import PaddedConv2D
@@ -202,7 +203,7 @@ class LayerStack(keras.Layer):
                 "A constraint looks at the weight of one unit, but a stack holds the weights of "
                 f"all units in one. Received: {variable.path} with {variable.constraint!r}"
             )
-        *scopes, name = variable.path.split(f"{self._body.unit.name}/", 1)[-1].split("/")
+        *scopes, name = below(self._body.unit, variable).split("/")
         with contextlib.ExitStack() as place:
             for scope in scopes:
                 place.enter_context(keras.name_scope(scope))

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_preact._paths import below
 from keras_preact.analysis import _inputs
 from keras_preact.backend import autodiff
 from keras_preact.graph import Addition, Graph, LayerUnit, Unit
@@ -210,8 +211,7 @@ class Observed:
 
 def _weights_below(layer: keras.Layer) -> list[tuple[str, keras.Variable]]:
     """Return the trainable weights of a layer with their names below it."""
-    below = f"{layer.name}/"
-    return [(weight.path.split(below, 1)[-1], weight) for weight in layer.trainable_weights]
+    return [(below(layer, weight), weight) for weight in layer.trainable_weights]
 
 
 def _trace_of_addition(graph: Graph, unit: Addition, values: dict[int, Any]) -> tuple[Trace, int]:

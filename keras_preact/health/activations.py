@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import preprocessing
+from keras_preact._paths import below
 from keras_preact.backend import autodiff
 from keras_preact.graph import Graph, has_own_kernel
 from keras_preact.health.weights import WeightPlace, owners, places
@@ -60,11 +61,8 @@ class Activations:
         self.layers: list[tuple[keras.Layer, list[WeightPlace]]] = []
         for layer in _weight_layers(model):
             if isinstance(layer, UnitStack):
-                unit = layer.pattern.name
-                inside = [
-                    each.kernel.path.split(f"{unit}/", 1)[1]
-                    for each in _weight_layers(layer.pattern)
-                ]
+                unit = layer.pattern
+                inside = [below(unit, each.kernel) for each in _weight_layers(unit)]
                 columns = [places(f"{layer.name}/{path}", layer) for path in inside]
                 own = [place for row in zip(*columns, strict=True) for place in row]
             else:

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks
+from keras_preact._paths import below
 from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.stacks import UnitStack, check_frozen_together
 
@@ -209,9 +210,5 @@ def _variables(
     if isinstance(layer, UnitStack):
         names, owner, pairs = layer.unit_names, layer.pattern, layer.stacked_variables
     of_owner = {id(weight) for weight in owner.weights}
-    weights = {
-        own.path.split(f"{owner.name}/", 1)[-1]: variable
-        for own, variable in pairs
-        if id(own) in of_owner
-    }
+    weights = {below(owner, own): variable for own, variable in pairs if id(own) in of_owner}
     return names, weights, [variable for own, variable in pairs if id(own) not in of_owner]

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_preact._paths import below
 from keras_preact.stacks import UnitStack
 from keras_preact.weights.layout import Entry
 
@@ -77,7 +78,7 @@ def named(model: keras.Model) -> dict[str, Place]:
         if isinstance(layer, UnitStack):
             weights = {id(weight) for weight in layer.pattern.weights}
             stacked = [
-                (_below(layer.pattern, variable), values)
+                (below(layer.pattern, variable), values)
                 for variable, values in layer.stacked_variables
                 if id(variable) in weights
             ]
@@ -85,14 +86,9 @@ def named(model: keras.Model) -> dict[str, Place]:
                 places |= {f"{unit}/{path}": Place(values, i) for path, values in stacked}
         else:
             places |= {
-                f"{layer.name}/{_below(layer, weight)}": Place(weight) for weight in layer.weights
+                f"{layer.name}/{below(layer, weight)}": Place(weight) for weight in layer.weights
             }
     return places
-
-
-def _below(layer: keras.Layer, variable: keras.Variable) -> str:
-    """Return the path of a variable below its layer."""
-    return f"/{variable.path}".split(f"/{layer.name}/", 1)[1]
 
 
 class WeightsMismatch(ValueError):

@@ -224,7 +224,8 @@ def _in_memory(
         alternate: Whether an image is flipped in every other epoch, not at random.
     """
     ordered = order.Order(held.size, seed)
-    first_flips = order.generator(seed, order.FLIPS, 0).integers(0, 2, held.size).astype(bool)
+    if alternate:
+        first_flips = order.generator(seed, order.FLIPS, 0).integers(0, 2, held.size).astype(bool)
 
     def batch(step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         places = step * batch_size + rows
