@@ -3,18 +3,28 @@ pooling that reads every pixel.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import keras
 
-from keras_preact.layers.spatial import PaddedMaxPooling2D, WindowPooling2D
+from keras_preact.layers.spatial import BinomialPooling2D, PaddedMaxPooling2D
+
+#: Name to a pooling of given strides.
+POOLINGS: Mapping[str, Callable[..., keras.Layer]] = MappingProxyType(
+    {
+        "average": functools.partial(BinomialPooling2D, 2),
+        "blur": functools.partial(BinomialPooling2D, 3),
+        "max": functools.partial(PaddedMaxPooling2D, 2),
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Downsampling:
-    """The places where a pooling takes over the stride of a weight. Each has the weights of
-    its window along a side; `"max"` takes the largest value of 2 x 2 pixels.
+    """The places where a pooling, a name from `POOLINGS`, takes over the stride of a
+    weight.
 
     Args:
         projection: Before the projection of the shortcut.
@@ -23,26 +33,23 @@ class Downsampling:
         stem: After the max pooling of the stem.
     """
 
-    projection: tuple[int, ...] | str | None = None
-    weight: tuple[int, ...] | str | None = None
-    branch: tuple[int, ...] | None = None
-    stem: tuple[int, ...] | None = None
+    projection: str | None = None
+    weight: str | None = None
+    branch: str | None = None
+    stem: str | None = None
 
     def pooling(self, place: str, strides: int, data_format: str, dtype) -> list[keras.Layer]:
         """Return a list with the pooling that has the strides at a place, if there is
         one.
         """
-        window = getattr(self, place)
-        if strides == 1 or window is None:
+        name = getattr(self, place)
+        if strides == 1 or name is None:
             return []
-        settings: dict = {
-            "data_format": data_format,
-            "name": f"{place}_downsampling",
-            "dtype": dtype,
-        }
-        if window == "max":
-            return [PaddedMaxPooling2D(2, strides, **settings)]
-        return [WindowPooling2D(window, strides, **settings)]
+        return [
+            POOLINGS[name](
+                strides=strides, data_format=data_format, name=f"{place}_downsampling", dtype=dtype
+            )
+        ]
 
 
 #: Name to `Downsampling`. average: ResNet-D, arXiv 1812.01187, Fig. 2c; a 1x1 convolution at stride
@@ -51,8 +58,8 @@ class Downsampling:
 DOWNSAMPLINGS: Mapping[str, Downsampling] = MappingProxyType(
     {
         "strided": Downsampling(),
-        "average": Downsampling(projection=(1, 1)),
-        "blur": Downsampling(projection=(1, 2, 1), branch=(1, 2, 1), stem=(1, 2, 1)),
+        "average": Downsampling(projection="average"),
+        "blur": Downsampling(projection="blur", branch="blur", stem="blur"),
         "max": Downsampling(projection="max", weight="max"),
     }
 )

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import KerasTensor, ops
 
-from keras_preact.layers.spatial import WindowPooling2D
+from keras_preact.layers.spatial import BinomialPooling2D
 from keras_preact.squeeze_excitation import SqueezeExcitation
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
@@ -26,7 +26,7 @@ _ACTIVATIONS = frozenset(
 ) - {"linear", "get", "serialize", "deserialize"}
 
 #: Layers of this package that are one step, as the poolings of Keras are.
-_WHOLE = (SqueezeExcitation, WindowPooling2D)
+_WHOLE = (SqueezeExcitation, BinomialPooling2D)
 
 
 @dataclasses.dataclass(frozen=True)

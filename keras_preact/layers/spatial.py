@@ -191,9 +191,13 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
         value = 0.0 if self.zeros else float("-inf")
         pads = (self.pad, self.pad)
         padded = pad_sides(inputs, pads, self.data_format, value) if self.pad else inputs
-        if keras.backend.backend() != "torch" or isinstance(padded, keras.KerasTensor):
-            return super().call(padded)
-        return self._on_torch(padded)
+        backend, last = keras.backend.backend(), self.data_format == "channels_last"
+        if backend == "torch" and not isinstance(padded, keras.KerasTensor):
+            return self._on_torch(padded)
+        of_pairs = self.pool_size == self.strides == (2, 2) and last
+        if backend == "jax" and of_pairs and padded.shape[1] % 2 == padded.shape[2] % 2 == 0:
+            return _maximum_of_pairs(padded)
+        return super().call(padded)
 
     def _on_torch(self, padded):
         """Pool as torch does it: with Keras 3.15, which copies the map into torch's default
@@ -220,57 +224,71 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
         return super().get_config() | {"zeros": self.zeros}
 
 
+def _maximum_of_pairs(x):
+    """Return the largest values of 2 x 2 pixels; on JAX, with the gradient, in a fifth of
+    the time of its windows. Equal pixels share the gradient.
+    """
+    height, width, channels = x.shape[1:]
+    rows = ops.reshape(x, (-1, height // 2, 2, width // 2, 2 * channels))
+    x = ops.maximum(rows[:, :, 0], rows[:, :, 1])
+    return ops.maximum(x[..., :channels], x[..., channels:])
+
+
 @keras.saving.register_keras_serializable("keras_preact")
-class WindowPooling2D(keras.Layer):
-    """Averages over a square window with fixed weights, at a stride: the map is
+class BinomialPooling2D(keras.Layer):
+    """Averages over a square window with binomial weights, at a stride: the map is
     smoothed before it is sampled.
 
     Args:
-        window: Two or three weights along a side: `(1, 1)` is average pooling, `(1, 2,
-            1)` a binomial blur.
+        size: Pixels along a side of the window. 2 is average pooling, with the weights
+            (1, 1) / 2; 3 is a blur with (1, 2, 1) / 4.
         strides: Step.
         data_format: `"channels_last"` or `"channels_first"`.
 
-    Pixels beyond the edge are the map's own, so that a constant map stays as it is:
-    three weights mirror the map around its outermost pixels; two repeat the last pixel, so
-    an average at the edge is the average of the rest of the map.
+    A constant map stays as it is: at the edge a window of 2 averages the pixels that it
+    has, and a window of 3 mirrors the map around its outermost pixels, so a map needs at
+    least 2 pixels a side.
 
-    Input and output: as `PaddedConv2D`, with the channels unchanged; a map has at least
-    2 pixels a side for a window of 3.
+    Input and output: as `PaddedConv2D`, with the channels unchanged.
     """
 
-    def __init__(self, window, strides: int = 1, data_format: str | None = None, **kwargs):
+    def __init__(self, size: int, strides: int, data_format: str | None = None, **kwargs):
         super().__init__(**kwargs)
-        self.window = list(window)
+        self.size = size
         self.strides = strides
         self.data_format = data_format_of(data_format)
 
     def call(self, x):
-        for axis in (1, 2) if self.data_format == "channels_last" else (2, 3):
-            x = self._along(x, axis)
-        return x
+        if keras.backend.backend() == "torch" and not isinstance(x, keras.KerasTensor):
+            return self._on_torch(x)
+        # With its gradient in TensorFlow 2.21, the average takes a twentieth to a fiftieth, and the
+        # blur a fifth to a ninth, of the time that sums of strided slices take.
+        if self.size == 2:
+            return ops.average_pool(x, 2, self.strides, "same", self.data_format)
+        # an average of averages of two pixels
+        x = pad_sides(x, (1, 1), self.data_format, mode="reflect")
+        x = ops.average_pool(x, 2, 1, "valid", self.data_format)
+        return ops.average_pool(x, 2, self.strides, "valid", self.data_format)
 
-    def _along(self, x, axis: int):
-        def part(*limits):
-            return x[(*[slice(None)] * axis, slice(*limits))]
+    def _on_torch(self, x):
+        """Pool as torch does it: Keras 3.15, which copies the map into torch's default
+        layout, takes 9 to 15 times as long.
+        """
+        from torch.nn import functional
 
-        length = len(self.window)
-        # put together, as Keras' `pad` does not mirror all axes on torch
-        padded = [part(1, 2), x, part(-2, -1)] if length == 3 else [x, part(-1, None)]
-        x = ops.concatenate(padded, axis=axis)
-        total = 0
-        for i, weight in enumerate(self.window):
-            total = total + part(i, (i - length + 1) or None, self.strides) * (
-                weight / sum(self.window)
-            )
-        return total
+        last = self.data_format == "channels_last"
+        y = x.permute(0, 3, 1, 2) if last else x
+        if self.size == 3:
+            y = functional.avg_pool2d(functional.pad(y, (1, 1, 1, 1), "reflect"), 2, 1)
+        y = functional.avg_pool2d(y, 2, self.strides, ceil_mode=self.size == 2)
+        return y.permute(0, 2, 3, 1) if last else y
 
     def compute_output_shape(self, input_shape):
         return strided_shape(input_shape, self.strides, self.data_format)
 
     def get_config(self):
         return super().get_config() | {
-            "window": self.window,
+            "size": self.size,
             "strides": self.strides,
             "data_format": self.data_format,
         }
@@ -286,13 +304,15 @@ def channel_axis(data_format: str, rank: int) -> int:
     return 1 if data_format == "channels_first" and rank == 4 else -1
 
 
-def pad_sides(images, pads: tuple[int, int], data_format: str, value: float = 0.0):
+def pad_sides(
+    images, pads: tuple[int, int], data_format: str, value: float = 0.0, mode: str = "constant"
+):
     """Pad height and width of `(batch, height, width, channels)`, or channels first, on
-    both sides.
+    both sides, with `value` or in another `mode` of `ops.pad`.
     """
     sides = [(0, 0), *((pad, pad) for pad in pads)]
     sides.insert(1 if data_format == "channels_first" else 3, (0, 0))
-    return ops.pad(images, sides, constant_values=value)
+    return ops.pad(images, sides, mode, value if mode == "constant" else None)
 
 
 def sampled(images, strides: int, data_format: str):

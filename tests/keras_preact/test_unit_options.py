@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact.downsampling import POOLINGS
 from keras_preact.layers import spatial
 from tests import reference
 from tests.keras_preact import harness
@@ -60,6 +61,19 @@ def test_is_what_numpy_computes(arrangement, options, strides):
     copy.build(x.shape)
     copy.set_weights(unit.get_weights())
     np.testing.assert_array_equal(harness.numpy(copy(x)), harness.numpy(unit(x)))
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("sizes", [(8, 6), (7, 5)])
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [("average", reference.average), ("blur", reference.blur), ("max", reference.max_of_pairs)],
+)
+def test_every_backend_pools_alike(name, want, sizes):
+    """Each has kernels of its own, and another one for even sizes."""
+    x = harness.images(2, *sizes, 3)
+    pooling = POOLINGS[name](strides=2)
+    np.testing.assert_allclose(harness.numpy(pooling(x)), want(x, 2), 1e-5, 1e-6)
 
 
 def test_blur_after_the_max_pooling_of_the_stem():
