@@ -150,7 +150,7 @@ def _imagenet(depth: int, include_top: bool) -> keras.Model:
 
 
 def _check_fits(model: ResidualNetwork, depth: int, classes: int, weights) -> None:
-    """Check that a file held the weights of this depth and so many classes."""
+    """Check that a file held the weights of this depth and number of classes."""
     config = model.get_config()
     units, wanted = tuple(stage.units for stage in stages(model)), tuple(DEPTHS[depth][1])
     if units != wanted or (config["include_top"] and config["classes"] != classes):

@@ -247,8 +247,8 @@ class Lion(_Optimizer, keras.optimizers.Lion):
     `exclude_from_decay` in their path.
 
     The other arguments are those of `keras.optimizers.Lion`. Every entry of a weight
-    moves by the learning rate, so it takes a rate 3 to 10 times lower than AdamW and a
-    decay as many times higher.
+    moves by the learning rate, so its rate should be 3 to 10 times lower than AdamW's, and
+    its decay higher by the same factor.
 
     Example:
 

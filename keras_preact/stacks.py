@@ -65,7 +65,7 @@ class LayerStack(keras.Layer):
         execution: `"scan"`: a loop that the backend compiles once (TensorFlow, JAX).
             `"loop"`: a Python loop, compiled as `depth` layers. `"auto"`: a scan on the
             backends that have one. Weights and checkpoints are the same.
-        remat: Units per segment of which only the input is kept for the gradient; the
+        remat: Units per segment. Only the segment's input is kept for the gradient; the
             rest is recomputed. True for 1, False for none. Kept are `depth / remat`
             inputs and the inside of `remat` units: about `sqrt(depth)` needs the least
             memory. For bottlenecks it is `sqrt(depth / 5)`.
@@ -151,8 +151,8 @@ class LayerStack(keras.Layer):
             **kwargs: Arguments of the stack.
 
         Raises:
-            ValueError: for units that are not built, that change the shape, of which
-                some are frozen, or whose configurations differ.
+            ValueError: for units that are not built, that change the shape or whose
+                configurations differ, or if only some are frozen.
         """
         units = list(units)
         if not units:
@@ -666,7 +666,7 @@ def _check_units(units: Sequence[keras.Layer]) -> None:
 
 
 def check_frozen_together(trained: Mapping[str, bool]) -> None:
-    """Refuse units of a stack, by name, of which some are trained and others are not."""
+    """Refuse units of a stack, by name, if some are trained and others are not."""
     if len(set(trained.values())) > 1:
         frozen = ", ".join(name for name in trained if not trained[name])
         raise ValueError(

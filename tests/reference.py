@@ -47,9 +47,9 @@ FIG_4 = {
     },
 }
 
-#: Between conv1 and the first unit; between the last unit and the pooling. Where units start with
-#: an activation, the first of them stands in the stem and the one that the last unit's output would
-#: meet next stands in the head (appendix).
+#: Between conv1 and the first unit; between the last unit and the pooling. If units start with
+#: an activation, the stem has the first of them, and the head has the one that would follow the
+#: last unit's output (appendix).
 STEM = dict.fromkeys(FIG_4, "N A") | {"bn_only_preactivation": "A N"}
 HEAD = dict.fromkeys(FIG_4, "") | {
     "relu_only_preactivation": "A",
@@ -57,8 +57,8 @@ HEAD = dict.fromkeys(FIG_4, "") | {
     "bn_only_preactivation": "N",
 }
 
-#: Arrangements whose branch has a norm behind its last weight have one behind the projection too.
-NORM_BEHIND_PROJECTION = ("original", "relu_before_addition", "relu_only_preactivation")
+#: Arrangements whose branch has a norm after its last weight have one after the projection too.
+NORM_AFTER_PROJECTION = ("original", "relu_before_addition", "relu_only_preactivation")
 
 #: Block: kernel size of each weight (None: dense), channels out for each `filters`.
 KERNELS = {"basic": (3, 3), "bottleneck": (1, 3, 1), "dense": (None, None), "single": (3,)}
@@ -253,7 +253,7 @@ class Unit:
     factors: tuple = (0.5, 0.5)
     training: bool = False
     activated_input: bool = (
-        False  # the first unit of a network: its first activation stands in the stem
+        False  # the first unit of a network: its first activation is in the stem
     )
     updates: dict = dataclasses.field(default_factory=dict)
 
@@ -295,7 +295,7 @@ class Unit:
             if unblurred and kind in (
                 "W",
                 "e",
-            ):  # behind the strided weight, its normalisation and its activation
+            ):  # after the strided weight, its normalisation and its activation
                 x, unblurred = blur(x, self.strides), False
             if kind == "e":
                 break
@@ -323,7 +323,7 @@ class Unit:
         return self.run(after, self.add(x, residual), "after_addition/norm")
 
     def paths(self, x):
-        """What arrives at the two ends of the addition: x, made to fit, in front of h;
+        """What arrives at the two ends of the addition: x, made to fit, before h;
         and F(x).
         """
         x = np.asarray(x, "float64")
@@ -358,7 +358,7 @@ class Unit:
             missing = np.zeros((*sampled.shape[:-1], channels - x.shape[-1]))
             return np.concatenate([sampled, missing], axis=-1)
         y = self.weight(start, f"projection/{self.weight_name}", stride)
-        return self.norm(y, "projection/norm") if self.arrangement in NORM_BEHIND_PROJECTION else y
+        return self.norm(y, "projection/norm") if self.arrangement in NORM_AFTER_PROJECTION else y
 
     @property
     def weight_name(self):

@@ -154,8 +154,8 @@ def machine(variables: Iterable[str]) -> dict[str, Any]:
 
 
 def peak_resident() -> int:
-    """Return the most bytes of memory that this process has had, as far back as the
-    system tells.
+    """Return the largest number of bytes of memory that this process has had, as the system
+    knows it.
     """
     # ru_maxrss of a child starts at the peak of the process that started it, VmHWM does not
     peak = _status("VmHWM")

@@ -1,5 +1,5 @@
-"""Processes of their own: a module of this package that is told what to do in JSON, and
-answers in JSON on its stdout.
+"""Child processes: a module of this package that reads its task in JSON and writes its
+answer in JSON to stdout.
 """
 
 import contextlib

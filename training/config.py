@@ -205,9 +205,7 @@ class Schedule:
     """Unit of length, warm-up and drops."""
 
     def over(self, epochs: float) -> "Schedule":
-        """Return the schedule for a run of so many epochs: its parts keep their share of
-        the run.
-        """
+        """Return the schedule for a run of `epochs`: its parts keep their share of the run."""
         scale = epochs / self.length
         return dataclasses.replace(
             self,

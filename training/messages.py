@@ -12,7 +12,7 @@ from .cli import command
 from .run import Run
 from .terminal import duration
 
-#: A training that ends with so many times the loss of guessing had too high a learning rate.
+#: A training whose last loss is this many times the loss of guessing had too high a learning rate.
 WORSE = 10
 
 

@@ -12,8 +12,7 @@ import keras_preact as kp
 from .cli import UserError, check_positive
 from .config import Config
 
-#: `Optimizer.scaling` to what the learning rate is multiplied by at so many times the batch size
-#: that it is for.
+#: `Optimizer.scaling` to the factor on the learning rate for a ratio of batch sizes.
 SCALINGS: dict[str, Callable[[float], float]] = {
     "none": lambda times: 1.0,
     "linear": float,

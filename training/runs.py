@@ -134,7 +134,7 @@ def code() -> dict[str, Any]:
 
 def plain(value: Any, digits: int | None = None) -> Any:
     """Return numbers, arrays, dataclasses and collections of them in JSON's types, with
-    None for what is not finite, and numbers of so many digits.
+    None for what is not finite, and numbers rounded to `digits`.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {

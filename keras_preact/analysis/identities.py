@@ -16,7 +16,7 @@ from keras_preact.units import Trace
 @dataclasses.dataclass(frozen=True)
 class IdentityCheck:
     """How far Eq. 4 and 5 hold, for every unit l of L; x_E is what the last unit of the
-    same shape behind it returns.
+    same shape after it returns.
 
     Attributes:
         units: Names of the units, in order.
@@ -51,10 +51,10 @@ def check_identities(
     apart from the network's own backward pass.
 
     Args:
-        model, x, labels, loss, training: As in `propagation`.
+        model, x, labels, loss, training: See `propagation`.
 
     Raises:
-        ValueError: as `propagation`.
+        ValueError: see `propagation`.
 
     Example:
 
@@ -128,15 +128,15 @@ def direct_path(
     additions, without the branches.
 
     Identities let everything through. `h(x) = lambda x` leaves `lambda^n` of the norm
-    behind n units, a dropout shortcut `(1-p)^n` of the entries (see `expected_gain`),
+    after n units, a dropout shortcut `(1-p)^n` of the entries (see `expected_gain`),
     the ReLU after the addition those that were positive in all n sums.
 
     Args:
-        model, x, labels, loss, training: As in `propagation`. In inference a dropout
+        model, x, labels, loss, training: See `propagation`. In inference a dropout
             shortcut is an identity.
 
     Raises:
-        ValueError: as `propagation`.
+        ValueError: see `propagation`.
 
     Example:
 
@@ -163,8 +163,8 @@ def direct_path(
 
 
 def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
-    """Return what is left of a gradient behind the shortcuts of `units` units, as the
-    theory has it.
+    """Return what is left of a gradient after the shortcuts of `units` units,
+    according to the theory.
 
     Args:
         shortcut: A name from `kp.SHORTCUTS`, or a shortcut. Constant scaling:

@@ -189,7 +189,7 @@ def spectrum(
     largest.
 
     Args:
-        function, x: As in `jacobian`.
+        function, x: See `jacobian`.
         k: Number of the largest values to return; None for all.
         method: `"exact"` forms J and decomposes it, as every method does if all values
             are wanted. `"lanczos"` only multiplies J with vectors: ARPACK's method on

@@ -57,8 +57,8 @@ class Observed:
         if not self.units:
             steps = self.graph.steps
             raise ValueError(
-                "The model has no residual unit: no two paths from one tensor are added, of which "
-                f"at least one has weights. Received: {len(steps)} operations, "
+                "The model has no residual unit: no two paths from one tensor are added, with "
+                f"weights in at least one. Received: {len(steps)} operations, "
                 f"{', '.join(step.name for step in steps[:5])}, ..."
             )
         self.loss = _inputs.loss_of(
@@ -228,7 +228,7 @@ def _changed(residual, scale, detach: bool):
 
 
 def norms(gradient: np.ndarray, units: int) -> np.ndarray:
-    """Return the norms of a gradient on a weight that so many units share, `(units,)`."""
+    """Return the norms of a gradient on a weight that `units` units share, `(units,)`."""
     return np.linalg.norm(gradient.reshape(units, -1).astype("float64"), axis=1)
 
 

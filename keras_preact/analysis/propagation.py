@@ -27,12 +27,13 @@ class Propagation:
 
     Attributes:
         units: Names of the units, in order.
-        x_norm, x_mean, x_std: Of x_0 ... x_L, `(L+1,)`: x_0 is what the first unit
-            reads, x_L what the last one returns.
-        residual_norm, residual_mean, residual_std: Of what the branch adds, `(L,)`.
-        shortcut_norm: Of what the shortcut adds, `(L,)`; 0 in a plain network.
+        x_norm, x_mean, x_std: Figures of x_0 ... x_L, `(L+1,)`: the first unit reads x_0,
+            the last one returns x_L.
+        residual_norm, residual_mean, residual_std: Figures of what the branch adds,
+            `(L,)`.
+        shortcut_norm: Norm of what the shortcut adds, `(L,)`; 0 in a plain network.
         cut: Share of the sums that the mapping after the addition sets to zero, `(L,)`:
-            the truncation of Sec. 4.1. 0 where it is the identity.
+            the truncation of Sec. 4.1. 0 if it is the identity.
         dead: Share of the channels that are 0 for all examples and at all positions
             where the branch's first weight reads, `(L,)`.
         gradient_norm: `||dE/dx_l||` of x_0 ... x_L for the whole batch, `(L+1,)`.

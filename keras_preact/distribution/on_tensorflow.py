@@ -160,8 +160,8 @@ class _Workers(tf.distribute.MultiWorkerMirroredStrategy):
     """A strategy that reduces what Keras' `fit` and `evaluate` hand to it.
 
     Keras averages the numbers that a step returns over an axis that they do not have,
-    and a batch of several replicas, of which it needs shapes alone, as if it were a
-    tensor.
+    and treats a batch of several replicas as one tensor, although it needs its shapes
+    alone.
     """
 
     def reduce(self, reduce_op, value, axis):
@@ -253,7 +253,7 @@ def _nothing_to_merge() -> Iterator[None]:
 
 
 def _average(statistics: list[keras.Variable]) -> None:
-    """Average the moving statistics, of which each replica has its own."""
+    """Average the moving statistics of the replicas."""
     values = tf.concat([tf.reshape(variable.value, [-1]) for variable in statistics], 0)
     mean = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, values)
     parts = tf.split(mean, [math.prod(variable.shape) for variable in statistics])

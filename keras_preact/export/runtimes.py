@@ -122,7 +122,7 @@ def save_litert(
     Needs `pip install 'keras-preact[litert]'`.
 
     Args:
-        model: As in `save_onnx`.
+        model: See `save_onnx`.
         path: Path of a new file, ending in `.tflite`.
         classes: A name for each output.
         preprocessing: How images become the network's input. Kept in the file.
@@ -131,7 +131,7 @@ def save_litert(
         The path.
 
     Raises:
-        ValueError, ImportError, OSError, ExportError: As `save_onnx`.
+        ValueError, ImportError, OSError, ExportError: see `save_onnx`.
 
     Example:
 

@@ -93,7 +93,7 @@ def save(
         validation_data: Images, as `model` takes them, and labels `(n,)`. On these the
             accuracy in bfloat16 or int8 is compared with the model's. Kept in the card.
         calibration_images: Some hundreds of the training images, as `model` takes them.
-            On these the ranges of the activations are measured that 8 bits stand for.
+            They give the ranges of the activations that 8 bits represent.
         max_accuracy_loss: Largest allowed loss of accuracy, as a share of 1.
 
     Returns:

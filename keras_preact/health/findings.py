@@ -22,7 +22,7 @@ STUCK_ACCURACY = 0.9
 DIVERGENCE = "divergence"
 #: The name of the cause that a learning rate is too high.
 TOO_HIGH = "update_ratio above"
-#: Epochs in a row of which each has a gap outside the range before the gap is reported.
+#: Number of epochs in a row whose gap must be outside the range before it is reported.
 GAP_EPOCHS = 5
 
 
@@ -108,7 +108,7 @@ def measured(
     """Return the figures of a record that are judged.
 
     Args:
-        record: Of the weights `watched`.
+        record: Figures of the weights `watched`.
         read: Places of the record's activations.
     """
     kernels = [
@@ -181,7 +181,7 @@ def divergence(record: HealthRecord, weights: Sequence[str], limit: float | None
     """Return in words how training has diverged in a record; None if it has not.
 
     Args:
-        record: Of the `weights`, by name.
+        record: Figures of `weights`.
         limit: Gradient norm above which training has diverged, or None.
     """
     what = []
@@ -230,8 +230,8 @@ def is_stuck(record: HealthRecord, first_loss: float, accuracies: Collection[flo
 
 
 def highest_rate(rate: Callable[[int], float], steps: int) -> float:
-    """Return the highest value of a schedule over a run of so many updates, from
-    samples that become denser around it.
+    """Return the highest value of a schedule in `steps` updates, from samples that
+    become denser around it.
     """
     first, last = 0, max(0, steps - 1)
     while True:

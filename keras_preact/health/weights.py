@@ -45,8 +45,8 @@ def places(path: str, owner: keras.Layer | None) -> list[WeightPlace]:
 
 
 class Watched:
-    """The trainable weights of a model in order; a stacked one counts as many times as
-    the stack has units.
+    """The trainable weights of a model in order; a stacked weight counts once for each
+    unit of its stack.
 
     Attributes:
         variables: The variables.

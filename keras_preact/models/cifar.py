@@ -234,7 +234,7 @@ def _units_per_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[
         raise ValueError(
             f"A network for images has convolutional blocks. Received: block={features[0]!r}"
         )
-    # three stages of n units with so many weights each
+    # layers that one more unit in each of the three stages adds
     steps = {block: 3 * len(kind.kernel_sizes) for block, kind in kinds.items()}
     _checks.positive_int(depth, "depth")
     fits = {

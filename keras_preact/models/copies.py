@@ -33,7 +33,7 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
 
     Raises:
         ValueError: for an option that the configuration does not have, one that gives a
-            layer other weights, or units of a stack of which some are frozen.
+            layer other weights, or a stack with some frozen units.
 
     Example:
 

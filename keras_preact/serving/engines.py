@@ -51,11 +51,11 @@ def freeze(core) -> Frozen:
 
 
 def use_threads(threads: int | None) -> None:
-    """Have TensorFlow compute with this number of threads, which all models of a
-    process share. None: with one per core.
+    """Set the number of threads of TensorFlow, which all models of a process share.
+    None: one per core.
 
-    It can be told so before it computes the first time; later another number is not
-    taken, and the log says so.
+    TensorFlow takes the number only before its first computation; after it, the log
+    says that the number stays.
     """
     import tensorflow as tf
 

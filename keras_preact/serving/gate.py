@@ -217,7 +217,7 @@ class Admission:
         self._check_size(length, length)
 
     def _check_size(self, size: int, more: int = 0) -> None:
-        """Check the size of a body, of which so many bytes are not counted yet."""
+        """Check the size of a body; `more` of its bytes are not counted yet."""
         limit, total = self._settings.max_body_bytes, self._settings.max_pending_bytes
         if size > limit:
             raise TooLarge(f"A body may have {limit} bytes. Send fewer rows at once.")

@@ -72,9 +72,9 @@ class Version:
 class Repository:
     """Follows a directory of models, and lends the loaded ones.
 
-    Of each model it serves the `settings.versions` highest versions, or those that its
-    `version_policy.json` chooses, among those that load, so that a broken one takes
-    nothing away. A new version is loaded first; only then the one that it replaces is
+    It serves the `settings.versions` highest versions of each model, or those that its
+    `version_policy.json` chooses, among those that load: a broken version does not
+    replace one that works. A new version is loaded first; only then the one that it replaces is
     drained: it is not lent any more, and closed after its last lease. A version that
     failed to load is tried again when anything in its folder changes; one that is
     served stays as it was loaded.

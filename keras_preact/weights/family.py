@@ -163,7 +163,7 @@ class Family:
                 f"{len(counts)}"
             )
         entries = self.entries(counts)
-        # a weight of ours can have two names of theirs, of which the state has one
+        # a weight of ours can have two names of theirs; the state has one of them
         known = {entry.ours: entry for entry in entries if entry.theirs in state}
 
         def kernel(path: str) -> tuple[int, ...]:

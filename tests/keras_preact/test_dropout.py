@@ -1,5 +1,5 @@
 """Dropout is random in training and absent at inference: what it does to each value,
-and where it stands.
+and its place.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def test_dropout_shortcut(arrangement, strides):
 
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_before_addition(arrangement):
-    """At the end of F, behind whatever the arrangement has there."""
+    """At the end of F, after whatever the arrangement has there."""
     x = harness.images(4, 18, 18, 4)
     options = {"dropout": RATE, "dropout_at": "before_addition"}
     unit = harness.unit_on(x, 4, arrangement=bare(arrangement), **options)
@@ -64,7 +64,7 @@ def test_before_addition(arrangement):
 @pytest.mark.parametrize("block", ["basic", "dense"])
 @pytest.mark.parametrize("arrangement", ["full_preactivation", "original"])
 def test_between_weights(arrangement, block):
-    """In front of every weight but the first: second weights that change nothing let the
+    """Before every weight but the first: second weights that change nothing let the
     dropout through to the output.
     """
     x = harness.images(2000, 4) if block == "dense" else harness.images(4, 18, 18, 4)

@@ -11,7 +11,7 @@ from tests.keras_preact import harness
 
 pytestmark = pytest.mark.backend
 
-#: Nothing stands behind the addition.
+#: Nothing follows the addition.
 CLEAN = ("relu_before_addition", "relu_only_preactivation", "full_preactivation")
 BLOCKS = {
     "basic": (4, (2, 5, 6, 4)),
@@ -22,7 +22,7 @@ BLOCKS = {
 
 
 def silence(unit):
-    """Make F = 0: zero the last weight, and gamma and beta of a norm behind it."""
+    """Make F = 0: zero the last weight, and gamma and beta of a norm after it."""
     last = len(unit.block.channels(4))
     places = [f"branch/conv_{last}/", f"branch/dense_{last}/", f"branch/norm_{last}/"]
     values = {

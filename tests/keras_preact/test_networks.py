@@ -156,7 +156,7 @@ POOL_AND_CLASSIFIER = ["head_pool", "head_classifier"]
     ],
 )
 def test_layers_around_the_units(arrangement, stem, head):
-    """In a full pre-activation net exactly one BN-ReLU stands between the last addition
+    """In a full pre-activation net exactly one BN-ReLU is between the last addition
     and the pooling.
     """
     model = kp.models.resnet_cifar(8, arrangement=arrangement)

@@ -26,7 +26,7 @@ def counts(build, *arguments, **options):
 
 def basic_counts(depth):
     """6n+2 with option A: each convolution has a BN, in any arrangement (the extra BN
-    in front of the pooling of a pre-activation net is the one that its first unit
+    before the pooling of a pre-activation net is the one that its first unit
     lacks)."""
     convs, norms, channels = 3 * 3 * 3 * 16, 2 * 16, 16
     for width in WIDTHS:
@@ -51,7 +51,7 @@ def bottleneck_counts(depth):
             norms += 0 if (s, u) == (0, 0) else 2 * channels  # the first unit's is in the stem
             channels = 4 * width
     fc = 256 * 10 + 10
-    norms += 2 * channels  # in front of the pooling
+    norms += 2 * channels  # before the pooling
     return convs + fc + norms, convs + fc
 
 

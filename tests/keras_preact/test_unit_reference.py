@@ -23,7 +23,7 @@ SHAPES = {
 
 
 def check(filters, shape, make=None, **options):
-    """Compare the output at inference and in training, and the moving statistics behind
+    """Compare the output at inference and in training, and the moving statistics after
     each.
 
     `make`: options of the library's unit that say the same in another way.

@@ -1,4 +1,4 @@
-"""What stands behind the steps of a fit: counted, stopped, written down, passed over."""
+"""What happens after the steps of a fit: they are counted, stopped, recorded, skipped."""
 
 import sys
 

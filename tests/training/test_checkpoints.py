@@ -317,7 +317,7 @@ class Recorded:
 class TestSaver:
     def run(self, minutes, every, epochs=(4, 4), seconds=0.0, execution=1):
         """Pretend a fit; return after which steps was saved, with half a step more
-        where it was behind an epoch.
+        if it was after an epoch.
         """
         now, done, recorded = 0.0, 0, Recorded()
         saver = Saver(recorded, minutes, every, lambda: {"step": done}, lambda: now)

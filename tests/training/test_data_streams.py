@@ -71,7 +71,7 @@ def stream(data_set, seed=3):
 
 def test_a_start_anywhere_goes_on_as_from_the_beginning(data_set):
     whole = pictures.batches(stream(data_set), 11)
-    for start in (1, 3, 10):  # in mid-epoch, at a batch of two epochs, and behind it
+    for start in (1, 3, 10):  # in mid-epoch, at a batch of two epochs, and after it
         pictures.assert_same(pictures.batches(stream(data_set), 11 - start, start), whole[start:])
 
 

@@ -57,15 +57,15 @@ NETWORKS: Mapping[Name, Network] = {
     ),
 }
 
-#: Arguments of every network: 4, 8, 16 channels, of which a bottleneck returns four times as many,
-#: for the digits' 8 x 8 pixels.
+#: Arguments of every network, for the digits' 8 x 8 pixels: 4, 8, 16 channels; bottlenecks return
+#: four times as many.
 ARGUMENTS: Mapping[str, Any] = {
     "block": "bottleneck",
     "width_factor": 0.25,
     "input_shape": [8, 8, 1],
 }
 
-#: About as many units are kept in a file, evenly spaced, and the first and last one.
+#: Approximate number of units in a file: evenly spaced ones, the first and the last.
 POINTS = 400
 
 

@@ -30,7 +30,7 @@ def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelP
     """Measure the channels of every x_l on a batch, without changing the network.
 
     Args:
-        model: As for `kp.analysis.propagation`.
+        model: See `kp.analysis.propagation`.
         x: A batch of inputs, or a list for a model with several inputs.
         training: Whether normalisations use the batch and dropout drops.
 

@@ -96,7 +96,7 @@ _ON_PATHS: dict[type, Callable[[Any], Texts]] = {
     shortcuts.Dropout: lambda h: ((f"dropout {h.rate:g}",), (), ()),
 }
 
-#: Block to the network of which Table 2 has the errors.
+#: Block to the network whose errors are in Table 2.
 _COMPARED = {"basic": "ResNet-110", "bottleneck": "ResNet-164"}
 
 
@@ -112,7 +112,7 @@ def diagram(
     `kp.SHORTCUTS` and `kp.BLOCKS`.
 
     Args:
-        arrangement, shortcut, block, normalization, activation: As in
+        arrangement, shortcut, block, normalization, activation: Options of
             `kp.ResidualUnit`; the last two by name.
 
     Raises:
@@ -166,7 +166,7 @@ def unit_diagram(
     addition, f and x_{l+1}.
 
     Args:
-        arrangement, shortcut, block: As in `diagram`.
+        arrangement, shortcut, block: See `diagram`.
 
     Returns:
         A `matplotlib.figure.Figure`.

@@ -33,7 +33,7 @@ def ask_binary(server, document, *parts, **tensor):
 
 
 def outputs_of(answer):
-    """Return the tensors of an answer by name, wherever they stand."""
+    """Return the tensors of an answer by name, wherever they are."""
     length = answer.headers["Inference-Header-Content-Length"]
     document = json.loads(answer.body if length is None else answer.body[: int(length)])
     rest = b"" if length is None else answer.body[int(length) :]

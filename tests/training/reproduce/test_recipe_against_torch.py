@@ -61,7 +61,7 @@ def float64(monkeypatch):
 
 @dataclasses.dataclass
 class Case:
-    """What both sides train: a recipe's iteration `start` and the two behind it."""
+    """What both sides train: a recipe's iteration `start` and the two after it."""
 
     arrangement: str = "full_preactivation"
     block: str = "basic"
@@ -142,7 +142,7 @@ def difference(got, want):
 
 
 def differences(ours, theirs):
-    """By what is compared, behind every step."""
+    """By what is compared, after every step."""
     found = {}
     for step, (got, want) in enumerate(zip(ours, theirs, strict=True), 1):
         found[step, "loss"] = abs(got.loss - want.loss) / want.loss
@@ -157,7 +157,7 @@ CASES = [
     Case(block="bottleneck", depth=20),
     Case(arrangement="original", block="bottleneck", depth=20),
     Case(depth=8, recipe="cifar10_batch64"),  # Nesterov
-    Case(depth=8, start=398),  # the last two steps of the warm-up and the first behind it
+    Case(depth=8, start=398),  # the last two steps of the warm-up and the first after it
 ]
 
 
@@ -215,7 +215,7 @@ def test_batches_agree():
         got = keras.ops.convert_to_numpy(normalize(crop_flip(np.arange(len(images)), *numbers)))
         want = torch_recipe.batch(images, MEAN, STD, *numbers).numpy()
         np.testing.assert_allclose(np.moveaxis(got, -1, 1), want, atol=1e-6)
-        # the released code pads with zeros behind the normalisation: half a pixel value is between
+        # the released code pads with zeros after the normalisation: half a pixel value is between
         # the two
         normal = (torch.tensor(images.astype("float64")) - torch.tensor(MEAN)) / torch.tensor(STD)
         zeros = torch.nn.functional.pad(normal.permute(0, 3, 1, 2), (4, 4, 4, 4))

@@ -73,7 +73,7 @@ class Unit(nn.Module):
 
 
 class PreActivation(Unit):
-    """Fig. 1 (b): BN and ReLU in front of every weight, nothing behind the addition."""
+    """Fig. 1 (b): BN and ReLU before every weight, nothing after the addition."""
 
     def add_norms(self, widths):
         for i, channels in enumerate(widths[:-1]):
@@ -91,7 +91,7 @@ class PreActivation(Unit):
 
 
 class Original(Unit):
-    """Fig. 1 (a): BN behind every weight, ReLU between them and behind the addition."""
+    """Fig. 1 (a): BN after every weight, ReLU between them and after the addition."""
 
     normalized_projection = True
 
@@ -205,7 +205,7 @@ def crop_and_flip(padded, top, left, flip):
 
 @dataclasses.dataclass
 class State:
-    """Where training stands: loss of the last batch; by Keras' paths and in its layout
+    """State of the training: loss of the last batch; by Keras' paths and in its layout
     the weights and velocities.
     """
 
@@ -215,7 +215,7 @@ class State:
 
 
 def train(net, paths, batches, rates, *, nesterov):
-    """Train for a step with each of the batches and rates; return the state behind
+    """Train for a step with each of the batches and rates; return the state after
     every step, and the first gradient.
 
     Args:
