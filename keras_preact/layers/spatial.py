@@ -108,8 +108,8 @@ class PaddedConv2D(keras.layers.Conv2D):
         images = inputs.permute(0, 3, 1, 2) if last else inputs
         y = torch.nn.functional.conv2d(
             images,
-            ops.convert_to_tensor(kernel).permute(3, 2, 0, 1),
-            ops.convert_to_tensor(self.bias) if self.use_bias else None,
+            ops.convert_to_tensor(kernel, inputs.dtype).permute(3, 2, 0, 1),
+            ops.convert_to_tensor(self.bias, inputs.dtype) if self.use_bias else None,
             stride=strides,
             padding=[size // 2 * self.dilation_rate[0] for size in self.kernel_size],
             dilation=self.dilation_rate,

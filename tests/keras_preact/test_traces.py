@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact.layers import chains
 from tests.keras_preact import harness
 
 numpy = harness.numpy
@@ -51,6 +52,28 @@ def test_a_scaled_and_a_detached_branch():
     cotangent = harness.images(2, 5, 6, 4, seed=3)
     _, on_x, _ = harness.value_and_grad(layer, x, cotangent)
     np.testing.assert_allclose(on_x, cotangent, 1e-6, 1e-6)  # through the identity alone
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("training", [False, True])
+def test_layers_called_without_keras(monkeypatch, training, dtype):
+    """PyTorch calls most layers of a unit directly: outputs and statistics are those of
+    Keras' calls, also if nothing around the unit casts its weights.
+    """
+    x = harness.images(2, 5, 6, 4)
+    unit = harness.unit_on(x, 8, strides=2, use_bias=True, dtype=dtype)
+    before = unit.get_weights()
+    with monkeypatch.context() as patch:
+        if keras.backend.backend() == "torch":
+            patch.setattr(keras.layers.Activation, "__call__", None)
+        direct = unit.trace(x, training=training).output
+    moved = unit.get_weights()
+    unit.set_weights(before)
+    monkeypatch.setattr(chains, "_DIRECT", {})
+    np.testing.assert_array_equal(numpy(direct), numpy(unit(x, training=training)))
+    for got, want in zip(moved, unit.get_weights(), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.backend

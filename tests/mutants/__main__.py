@@ -39,6 +39,7 @@ class Mutant:
         new: What takes its place.
         tests: Files or node ids of fast tests, of which one must fail.
         only: An expression for pytest's `-k`, to run fewer of them.
+        backend: Keras' backend for the tests, if it matters.
     """
 
     area: str
@@ -48,6 +49,7 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     only: str = ""
+    backend: str = ""
 
     def is_named(self, pattern: str) -> bool:
         """Whether a pattern is its name's, or its area."""
@@ -95,13 +97,16 @@ def copy_of_the_tree(target: Path) -> Path:
     return target
 
 
-def run_tests(folder: Path, tests: list[str], only: str = "") -> subprocess.CompletedProcess:
+def run_tests(
+    folder: Path, tests: list[str], only: str = "", backend: str = ""
+) -> subprocess.CompletedProcess:
     """Run fast tests of the tree in `folder`, up to the first failure."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider"]
     environment = os.environ | {
         "PYTHONPATH": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
+        **({"KERAS_BACKEND": backend} if backend else {}),
     }
     return subprocess.run(
         [*command, "-m", "not soak", *(["-k", only] if only else []), *tests],
@@ -122,7 +127,7 @@ def survives(mutant: Mutant, folder: Path) -> bool:
     """
     text = mutant.apply(folder)
     try:
-        done = run_tests(folder, list(mutant.tests), mutant.only)
+        done = run_tests(folder, list(mutant.tests), mutant.only, mutant.backend)
     finally:
         (folder / mutant.file).write_text(text)
     if done.returncode not in (0, 1):
@@ -132,11 +137,14 @@ def survives(mutant: Mutant, folder: Path) -> bool:
 
 def failures_without_mutants(mutants: list[Mutant], folder: Path) -> str:
     """Return what pytest says if the tests fail on the unbroken tree, else nothing."""
-    for parts in ([m for m in mutants if not m.only], [m for m in mutants if m.only]):
-        tests = sorted({test for mutant in parts for test in mutant.tests})
-        only = " or ".join(sorted({f"({mutant.only})" for mutant in parts if mutant.only}))
-        done = run_tests(folder, tests, only) if parts else None
-        if done and done.returncode:
+    parts: dict[tuple, list[Mutant]] = {}
+    for mutant in mutants:
+        parts.setdefault((mutant.backend, bool(mutant.only)), []).append(mutant)
+    for (backend, _), alike in parts.items():
+        tests = sorted({test for mutant in alike for test in mutant.tests})
+        only = " or ".join(sorted({f"({mutant.only})" for mutant in alike if mutant.only}))
+        done = run_tests(folder, tests, only, backend)
+        if done.returncode:
             return done.stdout
     return ""
 
