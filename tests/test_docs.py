@@ -99,11 +99,12 @@ CLAIMS = [
     ),
     (
         r"full pre-activation ([\d.]+) %, ReLU-only ([\d.]+) %, original ([\d.]+) %, "
-        r"BN after addition ([\d.]+) %",
+        r"BN after addition ([\d.]+) %, ReLU before addition ([\d.]+) %",
         (EIGHTH.format("full_preactivation"), ERROR),
         (EIGHTH.format("relu_only_preactivation"), ERROR),
         (EIGHTH.format("original"), ERROR),
         (EIGHTH.format("bn_after_addition"), ERROR),
+        (EIGHTH.format("relu_before_addition"), ERROR),
     ),
     (
         r"ResNet-50 to 16 clients.* \| (\d+) requests per second",
