@@ -66,25 +66,28 @@ def make(
     segments: list[Segment] = []
     rows = zip(stages, _changes(pattern, stages, kernel, output_stride), strict=True)
     for s, (stage, changes) in enumerate(rows, 1):
+        # All of them, also those that a stack replaces: an initialiser without a seed draws one
+        # when it is made, and the weights after a stack would differ from those of earlier runs.
+        units: list[Segment] = [pattern.at(**own) for own in changes]
         subsamples = stage.strides > 1 and stage.strided_place > 0
-        equal = changes[1 : -1 if subsamples else None]
-        if stack_options is None or not equal:
-            segments += [pattern.at(**own) for own in changes]
-            continue
-        # a stack draws its units' values itself, from the network's initialisers and their names
-        own = equal[0] | {"kernel_initializer": kernel}
-        rates = None
-        if pattern.stochastic_depth is not None:
-            rates = [each["stochastic_depth"] for each in equal]
-        stack = UnitStack(
-            type(pattern).from_config(pattern.get_config() | own),
-            len(equal),
-            stochastic_depth=rates,
-            name=f"stage{s}_units",
-            **stack_options,
-        )
-        last = [pattern.at(**changes[-1])] if subsamples else []
-        segments += [pattern.at(**changes[0]), stack, *last]
+        equal = slice(1, -1 if subsamples else None)
+        if stack_options is not None and units[equal]:
+            # a stack draws its units' values itself, from the network's initialisers and their
+            # names
+            own = changes[1] | {"kernel_initializer": kernel}
+            rates = None
+            if pattern.stochastic_depth is not None:
+                rates = [each["stochastic_depth"] for each in changes[equal]]
+            units[equal] = [
+                UnitStack(
+                    type(pattern).from_config(pattern.get_config() | own),
+                    len(changes[equal]),
+                    stochastic_depth=rates,
+                    name=f"stage{s}_units",
+                    **stack_options,
+                )
+            ]
+        segments += units
     return segments
 
 

@@ -16,15 +16,29 @@ LOSSES = {
     "tensorflow": [2.3022, 2.3351, 2.3553],
     "torch": [2.3619, 2.3374, 2.4069],
 }
+#: The same with a stack of two units in each stage.
+STACKED = {
+    "jax": [2.4199, 2.3969, 2.3959],
+    "tensorflow": [2.2933, 2.3861, 2.3548],
+    "torch": [2.3021, 2.3121, 2.3410],
+}
 
 
 @pytest.mark.backend
-def test_first_losses(tmp_path):
+@pytest.mark.parametrize(
+    ("model", "losses"),
+    [
+        (Model("digits_resnet8_preact"), LOSSES),
+        (Model("digits_resnet20_preact", stacked=True), STACKED),
+    ],
+    ids=["units", "stacks"],
+)
+def test_first_losses(tmp_path, model, losses):
     """With crops, warm-up, momentum and decay. More steps would amplify the rounding of
     another library or CPU.
     """
     config = Config(
-        model=Model("digits_resnet8_preact"),
+        model=model,
         data=Data("digits", augmentation="pad_crop_flip", holdout=0.1),
         optimizer=Optimizer(weight_decay=5e-3),
         schedule=Schedule("cosine", length=3, warmup=2, unit="iterations"),
@@ -34,4 +48,4 @@ def test_first_losses(tmp_path):
     )
     run = train(config, "digits")
     found = histories.read_table(run / "first_losses.csv")["loss"]
-    np.testing.assert_allclose(found, LOSSES[keras.backend.backend()], rtol=1e-3)
+    np.testing.assert_allclose(found, losses[keras.backend.backend()], rtol=1e-3)
