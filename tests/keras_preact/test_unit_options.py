@@ -64,16 +64,18 @@ def test_is_what_numpy_computes(arrangement, options, strides):
 
 
 @pytest.mark.backend
-@pytest.mark.parametrize("sizes", [(8, 6), (7, 5)])
+@pytest.mark.parametrize(
+    ("sizes", "strides"), [((8, 6), 2), ((7, 5), 2), ((8, 6), 1), ((7, 8), 3)], ids=str
+)
 @pytest.mark.parametrize(
     ("name", "want"),
     [("average", reference.average), ("blur", reference.blur), ("max", reference.max_of_pairs)],
 )
-def test_every_backend_pools_alike(name, want, sizes):
+def test_every_backend_pools_alike(name, want, sizes, strides):
     """Each has kernels of its own, and another one for even sizes."""
     x = harness.images(2, *sizes, 3)
-    pooling = POOLINGS[name](strides=2)
-    np.testing.assert_allclose(harness.numpy(pooling(x)), want(x, 2), 1e-5, 1e-6)
+    pooling = POOLINGS[name](strides=strides)
+    np.testing.assert_allclose(harness.numpy(pooling(x)), want(x, strides), 1e-5, 1e-6)
 
 
 def test_blur_after_the_max_pooling_of_the_stem():
