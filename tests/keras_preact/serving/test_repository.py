@@ -353,7 +353,8 @@ async def test_leases_while_versions_come_and_go(tmp_path, polled, seed, version
                     assert not servable.closed
                     await asyncio.sleep(0)
                 assert not servable.closed
-            await asyncio.sleep(0)
+            # a loop without a pause would leave the threads that read the folders no time
+            await asyncio.sleep(0.001)
 
     loader = Loader()
     async with serving(model.parent, loader, versions=versions, poll_seconds=0.0005) as repository:
