@@ -129,8 +129,9 @@ class Data:
     """Border for pad_crop_flip. The paper's code pads with the mean colour."""
     border: int = 4
     """Pixels of this border on every side."""
-    flip: Literal["random", "alternating"] = "random"
-    """For pad_crop_flip: flip at random, or each image in every other epoch (arXiv 2404.00498)."""
+    flip: Literal["random", "alternating", "none"] = "random"
+    """Mirror images: half of them; for pad_crop_flip, each in every other epoch (arXiv 2404.00498);
+    or none, such as digits, text and traffic signs."""
     rand_augment: tuple[int, int] | None = None
     """RandAugment: number of operations per image and their magnitude (0 to 30), such as 2 9."""
     mixup: float = 0.0

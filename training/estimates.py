@@ -155,6 +155,8 @@ def _augmentation(options: Data) -> str:
         else ""
     )
     parts = [options.augmentation + padding]
+    if options.augmentation != "none" and options.flip == "none":
+        parts.append("no flips")
     if options.rand_augment is not None:
         count, magnitude = options.rand_augment
         parts.append(f"RandAugment, {count} operations of magnitude {magnitude}")

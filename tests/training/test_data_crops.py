@@ -74,6 +74,18 @@ def _rises(columns: np.ndarray) -> bool:
     return seen[1] > seen[0]
 
 
+@pytest.mark.parametrize("augmentation", ["pad_crop_flip", "resized_crop_flip"])
+def test_half_of_the_images_are_flipped_or_none(augmentation):
+    image = np.broadcast_to(5 * np.arange(1, 41, dtype="uint8")[:, None], (40, 40, 1))
+    data = pictures.in_memory(np.tile(image, (50, 1, 1, 1)))
+    for flip, least, most in (("random", 70, 130), ("none", 0, 0)):  # of 200
+        stream = training_stream(data, 50, augmentation, None, 1, "reflect", flip=flip)
+        crops = np.concatenate([pixels for pixels, _ in pictures.batches(stream, 4)])
+        # columns within the padding, whose order is reversed by the reflection, are left out
+        falls = crops[:, 20, 10, 0] > crops[:, 20, 30, 0]
+        assert least <= falls.sum() <= most
+
+
 @pytest.mark.parametrize("size", [24, 23])
 def test_alternating_flips(size):
     """Half of the images are flipped, the others in the next epoch; batches may hold the

@@ -86,9 +86,11 @@ def resize(reader: Reader, image, seeds, data: ImageData, size: int):
     return resize_and_center(reader.decode(image), data, size)
 
 
-def resized_crop_flip(reader: Reader, image, seeds, data: ImageData, size: int):
+def resized_crop_flip(
+    reader: Reader, image, seeds, data: ImageData, size: int, *, flip: bool = True
+):
     """Cut out 8 to 100 % of the image at an aspect ratio of 3/4 to 4/3, scale it to
-    `size`, flip half of the images.
+    `size`, flip half of the images unless `flip` is False.
 
     The "scale and aspect ratio" augmentation of Table 5, that of fb.resnet.torch.
     """
@@ -123,4 +125,4 @@ def resized_crop_flip(reader: Reader, image, seeds, data: ImageData, size: int):
     crop = tf.cond(tf.io.is_jpeg(image), cut_jpeg, cut_decoded) if reader.encoded else cut_decoded()
     crop = tf.image.resize(crop, (size, size), method="bilinear", antialias=True)
     crop = tf.ensure_shape(crop, (size, size, data.channels))
-    return tf.image.stateless_random_flip_left_right(crop, seed=seeds[1])
+    return tf.image.stateless_random_flip_left_right(crop, seed=seeds[1]) if flip else crop

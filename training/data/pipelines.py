@@ -96,8 +96,8 @@ def training_stream(
         seed: Seed of order and augmentation, not negative.
         padding: See `crops.pad`, for pad_crop_flip.
         border: Pixels to pad with on every side, for pad_crop_flip.
-        flip: For pad_crop_flip: `"random"`, or `"alternating"`: each image in every other
-            epoch.
+        flip: Which images an augmentation mirrors: `"random"`, half of them; `"none"`; for
+            pad_crop_flip also `"alternating"`, each image in every other epoch.
         rand_augment: Operations on every image, after the augmentation, and their
             magnitude; see `RandAugment`.
         mixup, cutmix: See `Mixing`.
@@ -110,6 +110,8 @@ def training_stream(
             or do not fit into memory.
     """
     augment = AUGMENTATIONS[augmentation]
+    if augment is images.resized_crop_flip:
+        augment = functools.partial(augment, flip=flip != "none")
     size = size or data.size
     fake = isinstance(data.train, Fake)
     _check(data, batch_size, augmentation, seed, border, flip)
@@ -146,7 +148,7 @@ def training_stream(
             padded = crops.pad(held.images, data.preprocessing.mean, padding, border)
             inputs = crops.PadCropFlip(padded, border)
         crop = None if augment else border
-        stream = _in_memory(held, batch_size, seed, inputs, crop, flip == "alternating")
+        stream = _in_memory(held, batch_size, seed, inputs, crop, flip)
     if alter is not None or mixing is not None:
         stream = finished(stream, batch_size, alter, mixing)
     return TrainingStream(batch_size, stream)
@@ -164,11 +166,11 @@ def _check(
         raise ValueError(f"`seed` must not be negative. Received: {seed}")
     if border < 1:
         raise UserError(f"--data.border must be at least 1. Received: {border}")
-    for option, value, default in (("flip", flip, "random"), ("border", border, crops.BORDER)):
-        if value != default and AUGMENTATIONS[augmentation] is not None:
+    given = {"flip alternating": flip == "alternating", f"border {border}": border != crops.BORDER}
+    for option, is_given in given.items():
+        if is_given and AUGMENTATIONS[augmentation] is not None:
             raise UserError(
-                f"--data.{option} {value} needs --data.augmentation pad_crop_flip. Received: "
-                f"{augmentation}"
+                f"--data.{option} needs --data.augmentation pad_crop_flip. Received: {augmentation}"
             )
 
 
@@ -209,7 +211,7 @@ def _in_memory(
     seed: int,
     inputs: Callable[..., np.ndarray],
     border: int | None,
-    alternate: bool,
+    flip: str,
 ) -> Opener:
     """Make batches in NumPy, each as a whole.
 
@@ -221,10 +223,10 @@ def _in_memory(
             if they are cropped, of top, left and flip of the crops.
         border: Pixels on every side of the images that are cropped; None: images leave
             as they are.
-        alternate: Whether an image is flipped in every other epoch, not at random.
+        flip: See `training_stream`.
     """
     ordered = order.Order(held.size, seed)
-    if alternate:
+    if flip == "alternating":
         first_flips = order.generator(seed, order.FLIPS, 0).integers(0, 2, held.size).astype(bool)
 
     def batch(step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -233,10 +235,12 @@ def _in_memory(
         if border is None:
             return inputs(images), held.labels[images]
         random = order.generator(seed, order.AUGMENTATION, int(step))
-        top, left, flip = (number[rows] for number in crops.draw(random, batch_size, border))
-        if alternate:
-            flip = first_flips[images] ^ (places // held.size % 2).astype(bool)
-        return inputs(images, top, left, flip), held.labels[images]
+        top, left, flips = (number[rows] for number in crops.draw(random, batch_size, border))
+        if flip == "alternating":
+            flips = first_flips[images] ^ (places // held.size % 2).astype(bool)
+        elif flip == "none":
+            flips = np.zeros_like(flips)
+        return inputs(images, top, left, flips), held.labels[images]
 
     def open_stream(start: int, rows: np.ndarray):
         first = batch(start, rows)
