@@ -56,7 +56,8 @@ class Version:
         self.state, self.error_code, self.error_message = state, code, message
         fields = {"model": self.model, "version": self.version}
         level = logging.INFO if code == "OK" else logging.WARNING
-        log.log(level, "%s version %d: %s. %s", *fields.values(), state, message, extra=fields)
+        text = f"{state}. {message}" if message else state
+        log.log(level, "%s version %d: %s", *fields.values(), text, extra=fields)
 
     async def close(self) -> None:
         """Close the servable after its last lease. No new one may begin."""
