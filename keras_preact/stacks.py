@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_preact import _checks, initializers
 from keras_preact._paths import below
-from keras_preact.backend import loops
+from keras_preact.backend import devices, loops
 from keras_preact.layers import chains
 from keras_preact.layers.spatial import PaddedConv2D
 from keras_preact.units import ResidualUnit, Trace
@@ -132,7 +132,7 @@ class LayerStack(keras.Layer):
         config = pattern.get_config() | {"trainable": True}
         with keras.StatelessScope(initialize_variables=False):  # they keep their initialisers
             self._body = _Body(type(pattern).from_config(config))
-        if backend == "tensorflow" and not _has_gpu():
+        if backend == "tensorflow" and not devices.tensorflow_has_gpu():
             # Train step of ResNet-164 on two cores, batch 16, TensorFlow 2.21: 6.6 s as scans with
             # XLA, 0.37 s without.
             self.supports_jit = False
@@ -604,12 +604,6 @@ def _seeds_per_unit(initializer: Callable, name_of: Callable[[int], str]) -> Cal
         return ops.convert_to_tensor(states, dtype)
 
     return initialize
-
-
-def _has_gpu() -> bool:
-    import tensorflow as tf
-
-    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def _xla_on_cpu() -> bool:

@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 
-def jit_compile(choice: str) -> bool | str:
-    """Turn `auto`, `on` or `off` into the argument of `model.compile`."""
-    import keras
+def jit_compile(choice: str, model) -> bool | str:
+    """Turn `auto`, `on` or `off` into the argument of `model.compile`. Networks of this
+    package decide by themselves; other Keras models get the same here.
+    """
+    from keras_preact.backend import devices
+    from keras_preact.models.base import UnitNetwork
 
     if choice != "auto":
         return choice == "on"
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        # On a CPU, XLA's convolutions are slower than TensorFlow's own: ResNet-20, batch 128, two
-        # cores, 161 and 323 images/s.
-        if not tf.config.list_physical_devices("GPU"):
-            return False
-    return choice
+    is_decided = not isinstance(model, UnitNetwork) and devices.xla_is_slower()
+    return False if is_decided else "auto"
 
 
 #: Flags of CPUs on which TensorFlow and PyTorch train faster in bfloat16.

@@ -103,7 +103,7 @@ class Run:
             loss=networks.loss(config),
             # weighted: without the rows that fill the last batch of an evaluation
             weighted_metrics=["accuracy"],
-            jit_compile=backends.jit_compile(config.jit_compile),
+            jit_compile=backends.jit_compile(config.jit_compile, self.model),
             steps_per_execution=config.steps_per_execution,
         )
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_preact.backend import tf_data
+from keras_preact.backend import devices, tf_data
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
 from keras_preact.layers.batch_norm import Statistics, synchronized_moments, tensorflow_kernel
@@ -78,7 +78,7 @@ class Mirrored(Distribution):
                 "Make the model inside `with distribution:`, before another one is compiled. "
                 "Received: a model that was made elsewhere"
             )
-        if options.get("jit_compile") is True and not tf.config.list_physical_devices("GPU"):
+        if options.get("jit_compile") is True and devices.xla_is_slower():
             raise ValueError(
                 "XLA does not compile replicas on a CPU: use jit_compile='auto' or False."
             )

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_preact import initializers
+from keras_preact.backend import devices
 from keras_preact.layers import chains
 from keras_preact.models import first_batch, segments
 from keras_preact.models.segments import Segment
@@ -191,16 +192,29 @@ class UnitNetwork(keras.Model):
             x = outputs[-1][-1]
         return keras.Model([self.inputs[0], *added], [chains.run_chain(self.head, x), *outputs])
 
-    def compile(self, *args, **kwargs):
+    def compile(self, *args, jit_compile: bool | str = "auto", **kwargs):
         """Compile as every Keras model, and warn about a loss that takes logits if the
         network returns probabilities, or the other way round.
+
+        `jit_compile="auto"` uses no XLA for TensorFlow on a CPU, where it is slower.
         """
-        super().compile(*args, **kwargs)
+        super().compile(*args, jit_compile=jit_compile, **kwargs)
+        self._jit_is_automatic = jit_compile == "auto"
+        if self._jit_is_automatic and devices.xla_is_slower():
+            self.jit_compile = False
         if self.logits is not None:
             activation = self._parts.arguments["classifier_activation"]
             problem = first_batch.loss_mismatch(self.loss, activation)
             if problem is not None:
                 warnings.warn(problem, stacklevel=2)
+
+    def get_compile_config(self):
+        config = super().get_compile_config()
+        # Keras saves what it chose for this backend: torch's choice would have JAX compute without
+        # `jit`, very slowly, and TensorFlow's would have torch compile.
+        if config and self._jit_is_automatic:
+            config["jit_compile"] = "auto"
+        return config
 
     def compile_from_config(self, config):
         # Keras expects this of models with their own `compile`.

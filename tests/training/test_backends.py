@@ -3,6 +3,8 @@
 import keras
 import pytest
 
+import keras_preact as kp
+from keras_preact.backend import devices
 from training import backends
 
 
@@ -21,9 +23,9 @@ def test_tensorflow_leaves_the_accelerator_to_others(backend, hidden, monkeypatc
 @pytest.mark.backend
 @pytest.mark.parametrize(("choice", "expected"), [("on", True), ("off", False), ("auto", None)])
 def test_compilation(choice, expected, monkeypatch):
-    import tensorflow as tf
-
-    for devices in ([], ["GPU:0"]):
-        monkeypatch.setattr(tf.config, "list_physical_devices", lambda _, devices=devices: devices)
-        automatic = False if keras.backend.backend() == "tensorflow" and not devices else "auto"
-        assert backends.jit_compile(choice) == (automatic if expected is None else expected)
+    network, other = kp.create_model("digits_resnet8_preact"), keras.Sequential()
+    for is_slower in (False, True):
+        monkeypatch.setattr(devices, "xla_is_slower", lambda is_slower=is_slower: is_slower)
+        automatic = False if is_slower else "auto"
+        assert backends.jit_compile(choice, network) == ("auto" if expected is None else expected)
+        assert backends.jit_compile(choice, other) == (automatic if expected is None else expected)

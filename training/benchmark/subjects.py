@@ -86,7 +86,7 @@ class KerasSubject:
         model.compile(
             kp.optimizers.CoupledSGD(0.1),
             self.loss,
-            jit_compile=backends.jit_compile(options.jit_compile),
+            jit_compile=backends.jit_compile(options.jit_compile, model),
         )
         self.jit_compile = bool(model.jit_compile) or keras.backend.backend() == "jax"
         weights = model.trainable_variables

@@ -77,7 +77,6 @@ def run(
     model.compile(
         kp.optimizers.CoupledSGD(rate, coupled_weight_decay=0.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=backends.jit_compile("auto"),
     )
     built = time.perf_counter() - start
     parameters = sum(math.prod(weight.shape) for weight in model.trainable_weights)
