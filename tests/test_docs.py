@@ -37,11 +37,14 @@ TEXTS = PAGES | {
     )
 }
 COMMANDS = sorted({line for text in TEXTS.values() for line in command_lines.commands(text)})
+PYTHON = {name: re.findall(r"```python\n(.*?)```", text, re.S) for name, text in TEXTS.items()}
+del PYTHON["saved_models/README.md"]  # with a placeholder
+# its code runs from top to bottom
+PYTHON["docs/gallery.md"] = ["".join(PYTHON["docs/gallery.md"])]
 BLOCKS = [
     pytest.param(block, id=f"{name}-{i}")
-    for name, text in TEXTS.items()
-    if name != "saved_models/README.md"  # with a placeholder
-    for i, block in enumerate(re.findall(r"```python\n(.*?)```", text, re.S))
+    for name, blocks in PYTHON.items()
+    for i, block in enumerate(blocks)
 ]
 
 

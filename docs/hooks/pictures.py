@@ -2,10 +2,11 @@
 
 `python docs/hooks/pictures.py` writes the front picture, docs/pictures/front-light.svg
 and front-dark.svg, from `kp.ARRANGEMENTS` and the measured runs in results/. The others
-are drawn when the site is built: unit diagrams from the tables, signals from networks
-at their start.
+are drawn when the site is built: unit diagrams from the tables, the rest by the code of
+the gallery.
 """
 
+import ast
 import fractions
 import os
 import re
@@ -18,7 +19,6 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as a command, too, it finds training/
 
-import keras
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 
@@ -32,9 +32,11 @@ ROOT = Path(__file__).parents[2]
 #: Blocks to draw, each with an arrangement.
 BLOCKS = dict.fromkeys(("basic", "bottleneck", "dense", "single"), "full_preactivation")
 BLOCKS |= dict.fromkeys(("attention", "mlp", "swiglu"), "pre_norm")
-COMPARED = ("original", "full_preactivation")
+#: The page of figures, and its code.
+GALLERY = "gallery.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 #: The arrangements whose training the front picture shows, and their colours in every figure.
-HUES = dict(zip(COMPARED, style.HUES, strict=False))
+HUES = dict(zip(("original", "full_preactivation"), style.HUES, strict=False))
 FRONT = ROOT / "docs/pictures"
 
 
@@ -111,9 +113,7 @@ def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
 
 def diagrams() -> Iterator[tuple[str, object]]:
     """Yield names and figures of every arrangement, shortcut and block."""
-    yield "arrangements", figures.arrangements_figure()
     yield "arrangements_bottleneck", figures.arrangements_figure("bottleneck")
-    yield "shortcuts", figures.shortcuts_figure()
     for name in kp.ARRANGEMENTS:
         yield f"arrangement_{name}", figures.unit_diagram(name)
     for name in kp.SHORTCUTS:
@@ -133,32 +133,25 @@ def diagrams() -> Iterator[tuple[str, object]]:
     yield "transformers", figures.diagrams_figure(transformer)
 
 
-def measurements() -> Iterator[tuple[str, object]]:
-    """Yield figures of two networks at their start, on the handwritten digits."""
-    from sklearn.datasets import load_digits
+def gallery() -> Iterator[tuple[str, object]]:
+    """Run the code of the gallery from top to bottom; yield the figures that blocks end
+    with, by the names of the functions that drew them.
+    """
+    names: dict[str, object] = {}
+    for code in BLOCK.findall((ROOT / "docs" / GALLERY).read_text()):
+        tree = ast.parse(code)
+        drawn = drawn_by(code)
+        last = tree.body.pop() if drawn else None
+        exec(compile(tree, GALLERY, "exec"), names)
+        if isinstance(last, ast.Expr):
+            yield drawn, eval(compile(ast.Expression(last.value), GALLERY, "eval"), names)
 
-    digits = load_digits()
-    images, labels = digits.images[:32, ..., None].astype("float32"), digits.target[:32]
-    images = (images - images.mean()) / images.std()
-    networks = {}
-    for name in COMPARED:
-        keras.utils.set_random_seed(0)
-        networks[name] = kp.models.resnet_cifar(
-            110,
-            arrangement=name,
-            width_factor=0.5,
-            input_shape=(8, 8, 1),
-            kernel_initializer=kp.initializers.released_he(0),
-        )
-    signals = {
-        name: kp.analysis.propagation(model, images, labels) for name, model in networks.items()
-    }
-    paths = {name: kp.analysis.direct_path(model, images) for name, model in networks.items()}
-    check = kp.analysis.check_identities(networks["full_preactivation"], images, labels)
-    yield "activation_norms", figures.activation_norms(signals)
-    yield "truncation", figures.truncation(signals)
-    yield "direct_paths", figures.direct_paths(paths)
-    yield "gradient_split", figures.gradient_split(check)
+
+def drawn_by(code: str) -> str:
+    """Return the name of the function of `figures` that a block ends with, or nothing."""
+    last = ast.parse(code).body[-1]
+    ends = re.match(r"figures\.(\w+)\(", ast.unparse(last))
+    return ends[1] if ends else ""
 
 
 def dark_name(name: str) -> str:
@@ -169,7 +162,7 @@ def dark_name(name: str) -> str:
 
 
 def on_files(files, config):
-    for draw in (diagrams, measurements):
+    for draw in (diagrams, gallery):
         for name, figure in draw():
             file, svg = f"figures/{name}.svg", style.svg(figure)
             files.append(File.generated(config, file, content=svg))
@@ -181,7 +174,18 @@ def on_files(files, config):
 
 @event_priority(-100)  # after the macros, which name pictures too
 def on_page_markdown(markdown, page, config, files):
-    """Show a picture that has a dark counterpart as two images; the theme hides one."""
+    """Show the gallery's figures below their code, and a picture that has a dark
+    counterpart as two images; the theme hides one.
+    """
+    if page.file.src_uri == GALLERY:
+        markdown = BLOCK.sub(
+            lambda block: (
+                f"{block[0]}\n\n![{name}](figures/{name}.svg)"
+                if (name := drawn_by(block[1]))
+                else block[0]
+            ),
+            markdown,
+        )
 
     def both(match: re.Match) -> str:
         alt, target = match.groups()

@@ -42,8 +42,8 @@ OTHER_COLOUR = style.PINK
 #: with boxes on the shortcut. An inch has `UNITS` of these.
 BOX_WIDTH, BOX_HEIGHT, STEP, NEAR, APART = 1.9, 0.58, 0.8, 1.6, 2.15
 UNITS = 2.5
-#: Size of text in a box, in points: of short words and of longer ones.
-TEXT, LONG_TEXT = 10.0, 8.8
+#: Size of a short text in a box, in points.
+TEXT = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,5 +378,5 @@ def _box(axes, box: Box, x: float, y: float) -> None:
     }
     axes.add_patch(FancyBboxPatch(corner, BOX_WIDTH, BOX_HEIGHT, zorder=2, **look))
     text = box.text.replace("* ", "\N{MULTIPLICATION SIGN} ")
-    size = TEXT if len(text) < 9 else LONG_TEXT
+    size = TEXT * min(1, 8 / len(text))  # more than 8 characters do not fit
     axes.text(x, y, text, ha="center", va="center", fontsize=size, color=style.INK, zorder=3)
