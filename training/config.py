@@ -124,14 +124,14 @@ class Data:
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
     """Random changes: pad, crop and flip (CIFAR), or resized crops (ImageNet)."""
     size: int | None = None
-    """Height and width of the images: resized, then cropped. For images of several sizes, fake."""
+    """Height and width: images are resized, then cropped. Needed if their sizes differ."""
     padding: Literal["mean", "black", "reflect"] = "mean"
-    """Border for pad_crop_flip. The paper's code pads with the mean colour."""
+    """Pixels around the images, for pad_crop_flip. The paper's code takes the mean colour."""
     border: int = 4
-    """Pixels of this border on every side."""
+    """Number of pixels around the images on each side, for pad_crop_flip."""
     flip: Literal["random", "alternating", "none"] = "random"
-    """Mirror images: half of them; for pad_crop_flip, each in every other epoch (arXiv 2404.00498);
-    or none, such as digits, text and traffic signs."""
+    """random: mirror half of the images. alternating: each image in every other epoch (only for
+    pad_crop_flip, arXiv 2404.00498). none: for digits, text and traffic signs."""
     rand_augment: tuple[int, int] | None = None
     """RandAugment: number of operations per image and their magnitude (0 to 30), such as 2 9."""
     mixup: float = 0.0
@@ -159,11 +159,11 @@ class Optimizer:
     learning_rate: Annotated[float, tyro.conf.arg(aliases=["--lr"])] = 0.1
     """Learning rate after the warm-up."""
     momentum: float = 0.9
-    """Momentum; of adamw and lion, beta_1."""
+    """Momentum; for adamw and lion, beta_1."""
     nesterov: bool = False
     """For sgd and muon: use Nesterov momentum."""
     weight_decay: float = 1e-4
-    """sgd: added to the gradient as in the paper. Others: share of the weight, times the rate."""
+    """sgd: added to the gradient, as in the paper. Others: decoupled, times the learning rate."""
     adam_ratio: float = 0.1
     """For muon: rate of the weights that are trained by AdamW, over the learning rate."""
     exclude_from_decay: tuple[str, ...] = ()
@@ -258,7 +258,7 @@ class Config:
     steps_per_execution: int = 1
     """Iterations per call of the compiled train step."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the train step (XLA, torch.compile). auto: Keras' choice, but no XLA on a CPU."""
+    """Compile the train step (XLA, torch.compile). auto: as Keras; TensorFlow on a CPU: off."""
     health: int = 100
     """Iterations between records of gradients, updates and activations (health.csv). 0: none."""
     callbacks: tuple[str, ...] = ()
