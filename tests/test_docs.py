@@ -30,6 +30,7 @@ TEXTS = PAGES | {
     path: (ROOT / path).read_text()
     for path in (
         "README.md",
+        "CHANGELOG.md",
         "CONTRIBUTING.md",
         "saved_models/README.md",
         "training/launch/README.md",
@@ -189,7 +190,9 @@ def test_names_exist():
         code = "\n".join(command_lines.code(text))
         for name in re.findall(r"python -m ((?:training|keras_preact)[\w.]*)", code):
             assert importlib.util.find_spec(name), (page, name)
-        for name in re.findall(r"^make ([a-z-]+)", code, re.M):
+        for name in re.findall(r"^make ([a-z-]+)", code, re.M) + re.findall(
+            r"`make ([a-z-]+)", text
+        ):
             assert name in targets, (page, name)
 
 
