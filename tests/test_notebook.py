@@ -30,7 +30,7 @@ def run() -> nbformat.NotebookNode:
     return client.execute(cwd=str(PATH.parent))
 
 
-@pytest.mark.soak
+@pytest.mark.process
 def test_it_runs():
     run()
 
