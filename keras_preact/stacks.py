@@ -291,7 +291,7 @@ class LayerStack(keras.Layer):
             return y, {"state": new, "seen": seen}
 
         execution = "loop" if unrolled else self._execution()
-        on_slow_path = execution == "scan" and _xla_on_cpu()
+        on_slow_path = execution == "scan" and devices.scan_is_slow()
         for layer in unit._flatten_layers():
             if isinstance(layer, PaddedConv2D):
                 layer.as_products = on_slow_path
@@ -604,15 +604,6 @@ def _seeds_per_unit(initializer: Callable, name_of: Callable[[int], str]) -> Cal
         return ops.convert_to_tensor(states, dtype)
 
     return initialize
-
-
-def _xla_on_cpu() -> bool:
-    """Whether a scan is compiled by XLA for a CPU, where convolutions in loops are slow."""
-    if keras.backend.backend() != "jax":
-        return False
-    import jax
-
-    return jax.default_backend() == "cpu"
 
 
 def _training_of(layer: keras.Layer, training) -> dict:

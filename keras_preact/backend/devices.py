@@ -16,3 +16,12 @@ def xla_is_slower() -> bool:
     without.
     """
     return keras.backend.backend() == "tensorflow" and not tensorflow_has_gpu()
+
+
+def scan_is_slow() -> bool:
+    """Whether convolutions in a scan are slow: where XLA compiles it for a CPU."""
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return jax.default_backend() == "cpu"
