@@ -2,10 +2,7 @@
 before a resumption.
 """
 
-import importlib
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import keras
 import numpy as np
 
 from . import histories
-from .cli import UserError
+from .cli import function_of_user
 
 Figures = Mapping[str, float | int | None]
 
@@ -261,25 +258,12 @@ def _start_profiler(folder: str) -> Callable[[], object]:
 
 
 def of_user(name: str) -> Callable[[Path], keras.callbacks.Callback]:
-    """Return the function that `--callbacks MODULE:FUNCTION` names. The module may be a
-    file in the working directory.
+    """Return the function that `--callbacks MODULE:FUNCTION` names.
 
     Raises:
         UserError: if there is no such function.
     """
-    module, _, function = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise UserError(
-            "--callbacks must be MODULE:FUNCTION, such as my_callbacks:wandb for a function in "
-            f"my_callbacks.py. Received: {name!r} ({error})"
-        ) from error
-    if not callable(found):
-        raise UserError(f"--callbacks must name functions. Received: {name!r}, which is {found!r}")
-    return found
+    return function_of_user(name, "callbacks", "my_callbacks:wandb")
 
 
 class Continued(keras.callbacks.CallbackList):

@@ -5,7 +5,9 @@ person can act on.
 import contextlib
 import csv
 import difflib
+import importlib
 import inspect
+import os
 import sys
 import traceback
 import zipfile
@@ -25,6 +27,7 @@ _MODULES = {
     "training": "PIL importlib_resources matplotlib rich scipy sklearn tensorboard "
     "tensorflow_datasets tyro",
     "hub": "keras_hub",
+    "huggingface": "datasets",
     "benchmark": "timm",
     "weights": "safetensors",
     "serving": "starlette granian orjson prometheus_client pydantic",
@@ -184,6 +187,31 @@ def read_option(text: str) -> tuple[str, Any]:
         with contextlib.suppress(ValueError):
             return name, kind(value)
     return name, value
+
+
+def function_of_user(name: str, option: str, example: str) -> Callable[..., Any]:
+    """Return the function that an option names as MODULE:FUNCTION. The module may be a
+    file in the working directory.
+
+    Args:
+        example: A value of the option, for the error.
+
+    Raises:
+        UserError: if there is no such function.
+    """
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"--{option} must be MODULE:FUNCTION, such as {example} for a function in "
+            f"{example.partition(':')[0]}.py. Received: {name!r} ({error})"
+        ) from error
+    if not callable(found):
+        raise UserError(f"--{option} must name a function. Received: {name!r}, which is {found!r}")
+    return found
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

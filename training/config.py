@@ -118,9 +118,11 @@ class Data:
     """The images and their augmentation."""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, imagenet2012, tfds:NAME, folder or npz (yours), fake (random)."""
+    """digits, cifar10, cifar100, imagenet2012, tfds:NAME, hf:NAME (Hugging Face); fake (random);
+    yours: folder, npz, or MODULE:FUNCTION, which returns (x_train, y_train), (x_test, y_test)."""
     dir: Path | None = None
-    """Folder with train/CLASS/IMAGE and test/CLASS/IMAGE; .npz file; data dir of TFDS."""
+    """Folder with train/CLASS/IMAGE and test/CLASS/IMAGE; .npz file; data dir of TFDS; cache of
+    Hugging Face."""
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
     """Random changes: pad, crop and flip (CIFAR), or resized crops (ImageNet)."""
     size: int | None = None

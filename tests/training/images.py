@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from keras_preact.preprocessing import Preprocessing
+from training.data.image_data import ImageData
 from training.data.readers import Arrays
-from training.data.sources import ImageData
 
 
 def in_memory(images: np.ndarray, labels=None, classes: int = 2) -> ImageData:

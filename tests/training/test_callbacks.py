@@ -174,7 +174,7 @@ def test_callbacks_of_the_user(working_directory):
         ("my_callbacks", "must be MODULE:FUNCTION"),
         ("nowhere:seen", "No module named 'nowhere'"),
         ("my_callbacks:unseen", "no attribute 'unseen'"),
-        ("my_callbacks:number", "must name functions"),
+        ("my_callbacks:number", "must name a function"),
         ("my_callbacks:nothing", "must return a Keras callback. Received: None"),
     ],
 )

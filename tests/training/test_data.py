@@ -1,7 +1,10 @@
 """The data sets and the way of an image to the network, on real files."""
 
+import dataclasses
 import os
 import re
+import sys
+import types
 import zlib
 
 import numpy as np
@@ -164,6 +167,137 @@ class TestArrays:
         (tmp_path / "b.npz").write_text("text")
         with pytest.raises(UserError, match="is no file of np"):
             load(Data("npz", dir=tmp_path / "b.npz"))
+
+
+class TestFunction:
+    """What a function of the user returns, from a file in the working directory."""
+
+    @pytest.fixture(autouse=True)
+    def module(self, tmp_path, monkeypatch):
+        module = types.ModuleType("my_data")
+        monkeypatch.setitem(sys.modules, "my_data", module)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        return module
+
+    IMAGES, LABELS = TestArrays.IMAGES, TestArrays.LABELS
+
+    def test_as_keras_returns_them(self, module):
+        pairs = (self.IMAGES[:8, ..., 0], self.LABELS[:8, None]), (self.IMAGES[8:, ..., 0], [0] * 4)
+        module.load_data = lambda: pairs
+        data = load(Data("my_data:load_data", holdout=4))
+        assert (data.name, data.classes) == ("my_data:load_data", ("0", "1"))
+        assert (data.size, data.channels, data.test.size) == (6, 1, 4)
+        np.testing.assert_array_equal(np.sort(arrays(data.holdout)[1]), [0, 1, 1, 1])
+        module.named = lambda: (*pairs, ("cat", "dog", "emu"))
+        assert load(Data("my_data:named")).classes == ("cat", "dog", "emu")
+
+    def test_what_yields_images_with_labels(self, module):
+        rows = list(zip(self.IMAGES, self.LABELS, strict=True))
+        stream = tf.data.Dataset.from_tensor_slices((self.IMAGES, self.LABELS))
+        module.load_data = lambda: (stream.take(8), iter(rows[8:]))
+        data = load(Data("my_data:load_data"))
+        for split, part in ((data.train, slice(8)), (data.test, slice(8, None))):
+            images, labels = arrays(split)
+            np.testing.assert_array_equal(images, self.IMAGES[part])
+            np.testing.assert_array_equal(labels, self.LABELS[part])
+
+    def test_a_function_of_a_file(self, tmp_path, monkeypatch):
+        (tmp_path / "data_of_a_test.py").write_text("def nothing(): return None\n")
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError, match=r"must return \(x_train.* Received: None"):
+            load(Data("data_of_a_test:nothing"))
+
+    @pytest.mark.parametrize(
+        ("returned", "words"),
+        [
+            (((IMAGES, LABELS),) * 4, "may add class names"),
+            (((IMAGES / 255, LABELS),) * 2, "training split of my_data:f must be uint8.*float64"),
+            (((IMAGES, LABELS), (IMAGES[:, :5, :5], LABELS)), "The test split.*5, 5, 3"),
+            (((IMAGES, LABELS), (IMAGES, LABELS), ["cat"]), "from 0 to 0. Received: 0 to 1"),
+            (((IMAGES, LABELS), []), "must return pairs of images and labels"),
+            (((IMAGES, LABELS), 3), "must return pairs of images and labels"),
+            ((zip([IMAGES[0], IMAGES[1, 1:]], "ab", strict=True), []), "pairs of images"),
+        ],
+    )
+    def test_something_else(self, module, returned, words):
+        module.f = lambda: returned
+        with pytest.raises(UserError, match=words):
+            load(Data("my_data:f"))
+
+    def test_no_function(self):
+        with pytest.raises(UserError, match=r"data.name must be MODULE:FUNCTION, such as my_d"):
+            load(Data("my_data:none"))
+
+
+class TestHuggingFace:
+    """Local folders of Parquet files; one on the Hub is loaded by the same function."""
+
+    @pytest.fixture(autouse=True)
+    def offline(self, monkeypatch):
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+    def write(self, folder, images, labels, test="test", **columns):
+        """Write images, and classes in the columns `coarse` and `fine`, as training and as
+        test images.
+        """
+        import datasets
+
+        classes = datasets.ClassLabel(names=["cat", "dog", "emu"])
+        features = {"id": datasets.Value("int64"), "picture": datasets.Image(), "fine": classes}
+        values = {"id": range(len(labels)), "picture": images, "fine": labels}
+        values |= {name: labels for name in columns}
+        table = datasets.Dataset.from_dict(values, datasets.Features(features | columns))
+        folder.mkdir()
+        for name in ("train", test):
+            table.to_parquet(folder / f"{name}-00000-of-00001.parquet")
+        return Data(f"hf:{folder}", dir=folder / "cache")
+
+    def load(self, data: Data, **changes):
+        return load(dataclasses.replace(data, **changes))
+
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_images_of_one_size(self, tmp_path, channels):
+        pixels = np.random.default_rng(0).integers(0, 256, (12, 5, 5, channels), "uint8")
+        labels = np.arange(12) % 3
+        given = self.write(tmp_path / "a", [image.squeeze() for image in pixels], labels)
+        data = load(given)
+        assert (data.size, data.channels, data.notes) == (5, channels, ())
+        assert data.classes == ("cat", "dog", "emu")
+        for split in (data.train, data.test):
+            np.testing.assert_array_equal(arrays(split)[0], pixels)
+            np.testing.assert_array_equal(arrays(split)[1], labels)
+        assert data.preprocessing.mean == pytest.approx(pixels.mean((0, 1, 2)), abs=1e-4)
+        held = self.load(given, holdout=3)
+        assert (held.train.size, sorted(arrays(held.holdout)[1])) == (9, [0, 1, 2])
+        assert_parts(held, data.train)
+
+    def test_images_of_several_sizes_and_columns_of_classes(self, tmp_path):
+        import datasets
+
+        images = [np.full((size, 6, 3), 50 * size, "uint8") for size in (4, 5)]
+        coarse = datasets.ClassLabel(names=["a", "b"])
+        given = self.write(tmp_path / "a", images, [1, 0], "validation", coarse=coarse)
+        data = load(given)
+        assert (data.size, data.channels) == (None, 3)
+        assert data.notes == (f"{given.name} has classes in fine, coarse; fine is used.",)
+        for (image, label), expected in zip(data.test.open(), images, strict=True):
+            np.testing.assert_array_equal(image, expected)
+            assert label == 5 - len(expected)
+        [batch] = evaluation_batches(data, data.train, 4, 3)
+        assert batch[0].shape == (2, 3, 3, 3)
+
+    def test_bad_data_sets(self, tmp_path):
+        images = [np.zeros((4, 4), "uint8")] * 3
+        with pytest.raises(UserError, match=r"cannot load 'nobody/nothing': .*Hub"):
+            load(Data("hf:nobody/nothing", dir=tmp_path))
+        given = self.write(tmp_path / "a", images, [0, 1, -1])
+        with pytest.raises(UserError, match=r"must have .*splits train, test; columns id \(Val"):
+            load(given)
+        given = self.write(tmp_path / "b", [{"bytes": b"GIF", "path": None}] * 3, [0, 1, 2])
+        with pytest.raises(UserError, match="has an image that cannot be read"):
+            load(given)
 
 
 class TestFolder:

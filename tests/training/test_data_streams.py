@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.training import images as pictures
 from training.config import Data
-from training.data import load, sources, training_stream
+from training.data import image_data, load, training_stream
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def data_set(request, folder, records, monkeypatch):
     if "files" in request.param:
         data = folder
     elif request.param == "records":
-        monkeypatch.setattr(sources, "CACHE_BYTES", 0)
+        monkeypatch.setattr(image_data, "CACHE_BYTES", 0)
         data = load(Data("cifar100", dir=records))
     elif request.param == "fake":
         data = load(Data("fake", size=8))
@@ -125,7 +125,7 @@ class TestEpochs:
         """A small buffer mixes all the same, since records of several shards come in
         turn.
         """
-        monkeypatch.setattr(sources, "CACHE_BYTES", 0)
+        monkeypatch.setattr(image_data, "CACHE_BYTES", 0)
         monkeypatch.setattr("training.data.readers.SHUFFLE_BUFFER", buffer)
         data = load(Data("cifar100", dir=records, holdout=5))
         left = np.setdiff1d(
@@ -229,6 +229,6 @@ def test_images_of_several_sizes_or_too_many_need_a_resized_crop(folder, records
         training_stream(folder, 4, "pad_crop_flip", 16, 0)
     with pytest.raises(ValueError, match="differ in size: give `size`"):
         training_stream(folder, 4, "none", None, 0)
-    monkeypatch.setattr(sources, "CACHE_BYTES", 0)
+    monkeypatch.setattr(image_data, "CACHE_BYTES", 0)
     with pytest.raises(ValueError, match="images that fit into memory"):
         training_stream(load(Data("cifar100", dir=records)), 4, "pad_crop_flip", None, 0)

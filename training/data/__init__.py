@@ -2,7 +2,8 @@
 network.
 """
 
+from .image_data import ImageData
 from .images import evaluation_batches
 from .pipelines import TrainingStream, training_stream
 from .readers import Reader
-from .sources import SOURCES, ImageData, load
+from .sources import SOURCES, load

@@ -11,8 +11,8 @@ import tensorflow as tf
 from keras_preact.backend import tf_data
 from keras_preact.preprocessing import resize_image
 
+from .image_data import ImageData
 from .readers import Reader
-from .sources import ImageData
 
 #: From a reader, a fetched image, two seeds, the data set and a size to pixels (size, size,
 #: channels).

@@ -20,10 +20,10 @@ from keras_preact.backend import tf_data
 from ..cli import UserError
 from . import crops, images, order, resident
 from .finishing import finished
+from .image_data import ImageData
 from .mixing import Mixing
 from .rand_augment import RandAugment
 from .readers import LAST, Arrays, Fake, Reader
-from .sources import ImageData
 
 #: Returns the tf.data.Dataset of batches from a step on, of these rows of each.
 Opener = Callable[[int, np.ndarray], Any]

@@ -7,7 +7,7 @@ pixels. What is filtered or skipped in between costs next to nothing.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,29 @@ class Fake(Arrays):
         return super().fetch(element % len(self.images))
 
 
-class Files(Reader):
+class Encoded(Reader):
+    """Encoded images, any of which can be had at any time.
+
+    Args:
+        labels: Integers, one per image.
+        shape: Height, width and channels of every image, None where they differ.
+    """
+
+    encoded = True
+
+    def __init__(self, labels: Sequence[int], shape: tuple[int | None, int | None, int]):
+        self.labels, self.shape = labels, shape
+        self.size = len(labels)
+
+    def all_labels(self):
+        return np.array(self.labels, "int64")  # without reading the images
+
+    def decode(self, image):
+        image = tf.io.decode_image(image, channels=self.shape[-1], expand_animations=False)
+        return tf.ensure_shape(image, self.shape)
+
+
+class Files(Encoded):
     """Image files, read as RGB.
 
     Args:
@@ -136,26 +158,44 @@ class Files(Reader):
         labels: Integers, one per image.
     """
 
-    encoded = True
-
     def __init__(self, paths: list[Path], labels: list[int]):
-        self.paths, self.labels = paths, labels
-        self.size = len(paths)
+        super().__init__(labels, (None, None, 3))
+        self.paths = paths
 
     @functools.cached_property
     def _tensors(self):
-        return _constants([str(path) for path in self.paths], np.array(self.labels, "int64"))
-
-    def all_labels(self):
-        return np.array(self.labels, "int64")  # without reading the files
+        return _constants([str(path) for path in self.paths], self.all_labels())
 
     def fetch(self, element):
         paths, labels = self._tensors
         return tf.io.read_file(paths[element]), labels[element]
 
-    def decode(self, image):
-        image = tf.io.decode_image(image, channels=3, expand_animations=False)
-        return tf.ensure_shape(image, (None, None, 3))
+
+class Rows(Encoded):
+    """Images that a Python function reads.
+
+    Args:
+        read: From the number of an image to its bytes.
+        labels, shape: See `Encoded`.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        labels: Sequence[int],
+        shape: tuple[int | None, int | None, int],
+    ):
+        super().__init__(labels, shape)
+        self._read = read
+
+    @functools.cached_property
+    def _tensors(self):
+        return _constants(self.all_labels())
+
+    def fetch(self, element):
+        (labels,) = self._tensors
+        image = tf.numpy_function(self._read, [element], tf.string, stateful=False)
+        return tf.ensure_shape(image, ()), labels[element]
 
 
 class Records(Reader):

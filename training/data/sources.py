@@ -1,26 +1,21 @@
-"""Where images come from: scikit-learn's digits, TensorFlow Datasets, a folder, a file of
-arrays, a random batch.
+"""Where images come from: scikit-learn's digits, TensorFlow Datasets, Hugging Face, a folder,
+a file of arrays, a function, a random batch.
 """
 
-import contextlib
-import dataclasses
-import functools
-import hashlib
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
-from ..cli import UserError, lookup, reading
+from ..cli import UserError, function_of_user, lookup, reading
 from ..config import Data
-from . import folders
-from .pixels import mean_and_std
-from .readers import Arrays, Fake, Files, Reader, Records
+from . import folders, hugging_face
+from .image_data import ImageData, as_it_is, held_out, held_out_mask, of_every_class
+from .readers import Arrays, Fake, Files, Records
 
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64
@@ -30,114 +25,6 @@ TFDS = "tfds:"
 
 #: Names of the arrays in an .npz file, as Keras and as MedMNIST have them.
 ARRAYS = ("x_train y_train x_test y_test", "train_images train_labels test_images test_labels")
-
-#: Decoded splits up to this many bytes are decoded once and held in memory.
-CACHE_BYTES = 2 * 2**30
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageData:
-    """A data set of images with classes.
-
-    Args:
-        name: Its name in `Data.name`.
-        classes: Class names; a label is an index into them.
-        channels: Channels of every image.
-        size: Height and width, if all images have the same; None if they differ and are
-            resized.
-        standard: How images are brought to a network's size. Its mean and std are used
-            if `measured` is false.
-        train, test: The splits.
-        holdout: Training images set aside, if any; they are not in `train`.
-        measured: Whether mean and std are those of the training split.
-        notes: What a person should know of the images, in sentences.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    channels: int
-    size: int | None
-    standard: Preprocessing
-    train: Reader
-    test: Reader
-    holdout: Reader | None = None
-    measured: bool = True
-    notes: tuple[str, ...] = ()
-
-    @contextlib.contextmanager
-    def naming_broken_images(self) -> Iterator[None]:
-        """Name the broken image files if one cannot be decoded inside of this block.
-
-        Nothing is checked before that: a full decoding of a large folder takes long.
-
-        Raises:
-            UserError: that names them.
-        """
-        try:
-            yield
-        except tf.errors.InvalidArgumentError:
-            splits = (self.train, self.holdout, self.test)
-            folders.check_decodable(
-                path for split in splits if isinstance(split, Files) for path in split.paths
-            )
-            raise
-
-    @functools.cached_property
-    def preprocessing(self) -> Preprocessing:
-        """What a network trained on this does with its images, with the mean and std of
-        the training split's pixels.
-        """
-        if not self.measured:
-            return self.standard
-        with self.naming_broken_images():
-            mean, std = mean_and_std(self.held or self.train)
-        return dataclasses.replace(self.standard, mean=mean, std=std)
-
-    @functools.cached_property
-    def class_weights(self) -> dict[int, float]:
-        """Class number to the weight with which all classes count alike; the mean weight
-        of the training images is 1.
-        """
-        counts = np.bincount(self.train.all_labels(), minlength=len(self.classes))
-        weights = self.train.size / (np.count_nonzero(counts) * np.maximum(counts, 1))
-        return dict(enumerate(weights.tolist()))
-
-    @functools.cached_property
-    def held(self) -> Arrays | None:
-        """The training split, decoded, if it has one size and fits into `CACHE_BYTES`."""
-        return self._decoded(self.train)
-
-    @functools.cached_property
-    def hash(self) -> str:
-        """SHA-256 of the name and all images and labels of both splits.
-
-        Raises:
-            UserError: for images that do not fit into memory.
-        """
-        digest = hashlib.sha256(self.name.encode())
-        for split in (self.train, self.test):
-            arrays = self._decoded(split)
-            if arrays is None:
-                raise UserError(
-                    f"{self.name} has images of several sizes, or too many for the memory."
-                )
-            for array, dtype in ((arrays.images, "u1"), (arrays.labels, "<i8")):
-                digest.update(str(array.shape).encode())
-                digest.update(np.ascontiguousarray(array, dtype).data)
-        return digest.hexdigest()
-
-    def _decoded(self, split: Reader) -> Arrays | None:
-        if isinstance(split, Arrays):
-            return split
-        if self.size is None or split.size * self.size**2 * self.channels > CACHE_BYTES:
-            return None
-        images = np.empty((split.size, self.size, self.size, self.channels), "uint8")
-        labels = np.empty(split.size, "int64")
-        start = 0
-        for some, classes in split.open().batch(256).as_numpy_iterator():
-            images[start : start + len(some)], labels[start : start + len(some)] = some, classes
-            start += len(some)
-        return Arrays(images, labels)
 
 
 def load(data: Data) -> ImageData:
@@ -149,20 +36,11 @@ def load(data: Data) -> ImageData:
     """
     if data.name.startswith(TFDS):
         return _tfds(data)
+    if data.name.startswith(hugging_face.PREFIX):
+        return hugging_face.load(data)
+    if ":" in data.name:
+        return _function(data)
     return lookup(SOURCES, data.name, "data.name")(data)
-
-
-def _held_out(holdout: float, size: int) -> int:
-    """Return how many of `size` training images `--data.holdout` sets aside: a number
-    of images, or a share below 1.
-    """
-    count = max(1, round(holdout * size)) if 0 < holdout < 1 else holdout
-    if not 0 <= count < size or count != int(count):
-        raise UserError(
-            "--data.holdout must be 0, a share below 1 or a number of images that leaves some of "
-            f"the {size} for training. Received: {holdout:g}"
-        )
-    return int(count)
 
 
 def _digits(data: Data) -> ImageData:
@@ -179,7 +57,7 @@ def _digits(data: Data) -> ImageData:
         images, labels, test_size=360, stratify=labels, random_state=0
     )
     holdout = None
-    if held := _held_out(data.holdout, len(train_x)):
+    if held := held_out(data.holdout, len(train_x)):
         train_x, holdout_x, train_y, holdout_y = train_test_split(
             train_x, train_y, test_size=held, stratify=train_y, random_state=0
         )
@@ -219,7 +97,7 @@ def _tfds(data: Data) -> ImageData:
             f"{data.name} must have images with one label of a class, for training and for test. "
             f"Received: splits {', '.join(sizes)}; features {', '.join(features)}"
         )
-    held = _held_out(data.holdout, sizes["train"])
+    held = held_out(data.holdout, sizes["train"])
     cut = sizes["train"] - held
     height, width, channels = image.shape
     size = height if height == width else None
@@ -229,17 +107,12 @@ def _tfds(data: Data) -> ImageData:
         classes=tuple(label.names),
         channels=channels,
         size=size,
-        standard=PREPROCESSING["imagenet"] if size is None else _as_it_is(size, channels),
+        standard=PREPROCESSING["imagenet"] if size is None else as_it_is(size, channels),
         train=Records(builder, f"train[:{cut}]"),
         test=Records(builder, "validation" if imagenet else test),
         holdout=Records(builder, f"train[{cut}:]") if held else None,
         measured=not imagenet,
     )
-
-
-def _as_it_is(size: int, channels: int) -> Preprocessing:
-    """Return the preprocessing of images of one size; mean and std are measured."""
-    return Preprocessing((0.0,) * channels, (1.0,) * channels, size)
 
 
 def _npz(data: Data) -> ImageData:
@@ -253,9 +126,47 @@ def _npz(data: Data) -> ImageData:
             f"{data.dir} must hold the arrays {' or '.join(ARRAYS)}. Received: {', '.join(arrays)}"
         )
     train_x, train_y, test_x, test_y = (arrays[name] for name in names)
+    return _in_memory(data, {names[0]: (train_x, train_y), names[2]: (test_x, test_y)})
+
+
+def _function(data: Data) -> ImageData:
+    """Call the user's `MODULE:FUNCTION`. It returns what the `load_data` of Keras' data
+    sets return, and may add class names. A pair of arrays may be anything that yields
+    images with their labels.
+    """
+    returned = function_of_user(data.name, "data.name", "my_data:load_data")()
+    if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
+        raise UserError(
+            f"{data.name} must return (x_train, y_train), (x_test, y_test), and may add class "
+            f"names. Received: {returned!r:.200}"
+        )
+    splits = {}
+    for split, pair in zip(("training", "test"), returned, strict=False):
+        with reading(f"{data.name} must return pairs of images and labels"):
+            splits[f"The {split} split of {data.name}"] = _pair(pair)
+    return _in_memory(data, splits, *returned[2:])
+
+
+def _pair(split) -> tuple[np.ndarray, np.ndarray]:
+    """Return a pair of arrays, or read one from what yields an image and a label at a
+    time.
+    """
+    if not isinstance(split, tuple | list):
+        split = zip(*map(tuple, split), strict=True)
+    images, labels = map(np.array, split)
+    return images, labels
+
+
+def _in_memory(
+    data: Data,
+    splits: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    classes: Sequence[str] | None = None,
+) -> ImageData:
+    """Return a data set of arrays, each split below its name in errors."""
+    (train_x, train_y), (test_x, test_y) = splits.values()
     train_x, test_x = (each[..., None] if each.ndim == 3 else each for each in (train_x, test_x))
     train_y, test_y = (each.squeeze(-1) if each.ndim == 2 else each for each in (train_y, test_y))
-    for images, labels, name in ((train_x, train_y, names[0]), (test_x, test_y, names[2])):
+    for name, images, labels in zip(splits, (train_x, test_x), (train_y, test_y), strict=True):
         if (
             images.dtype != np.uint8
             or images.ndim != 4
@@ -269,21 +180,20 @@ def _npz(data: Data) -> ImageData:
                 f"with a class number each. Received: {images.dtype} {images.shape} and labels "
                 f"{labels.dtype} {labels.shape}"
             )
-    classes = int(train_y.max()) + 1
-    if train_y.min() < 0 or test_y.min() < 0 or test_y.max() >= classes:
+    names = tuple(map(str, range(int(train_y.max()) + 1) if classes is None else classes))
+    if train_y.min() < 0 or test_y.min() < 0 or max(train_y.max(), test_y.max()) >= len(names):
         raise UserError(
-            "Labels must be class numbers from 0, all of them in training. Received: "
-            f"{train_y.min()} to {train_y.max()}, for test {test_y.min()} to {test_y.max()}"
+            f"Labels must be class numbers from 0 to {len(names) - 1}. Received: {train_y.min()} "
+            f"to {train_y.max()}, for test {test_y.min()} to {test_y.max()}"
         )
-    held = np.zeros(len(train_y), bool)
-    held[list(_of_every_class(train_y.tolist(), _held_out(data.holdout, len(train_y))))] = True
+    held = held_out_mask(data, train_y)
     _, size, _, channels = train_x.shape
     return ImageData(
-        name="npz",
-        classes=tuple(map(str, range(classes))),
+        name=data.name,
+        classes=names,
         channels=channels,
         size=size,
-        standard=_as_it_is(size, channels),
+        standard=as_it_is(size, channels),
         train=Arrays(train_x[~held], train_y[~held]),
         test=Arrays(test_x, test_y),
         holdout=Arrays(train_x[held], train_y[held]) if held.any() else None,
@@ -314,8 +224,8 @@ def _folder(data: Data) -> ImageData:
             f"{data.dir} has one class, {classes[0]}; a classifier needs two or more. Make a "
             f"folder for each class in {data.dir / 'train'} and {data.dir / 'test'}."
         )
-    count = _held_out(data.holdout, len(train))
-    held = _of_every_class([path.parent.name for path in train], count)
+    count = held_out(data.holdout, len(train))
+    held = of_every_class([path.parent.name for path in train], count)
 
     def files(paths: list[Path]) -> Files:
         return Files(paths, [classes.index(path.parent.name) for path in paths])
@@ -333,27 +243,12 @@ def _folder(data: Data) -> ImageData:
     )
 
 
-def _of_every_class(labels: Sequence[Any], count: int) -> set[int]:
-    """Return the numbers of `count` images, drawn at random, the same share of every
-    class.
-    """
-    drawn: dict[Any, list[int]] = {}
-    for i in np.random.default_rng(0).permutation(len(labels)).tolist():
-        drawn.setdefault(labels[i], []).append(i)
-    places = {
-        i: (rank + 0.5) / len(numbers)
-        for numbers in drawn.values()
-        for rank, i in enumerate(numbers)
-    }
-    return set(sorted(places, key=lambda i: (places[i], i))[:count])
-
-
 def _fake(data: Data) -> ImageData:
     """Random pixels, `FAKE_IMAGES` over and over: to measure a network with an input
     that takes no time.
     """
     size = data.size or 32
-    held = _held_out(data.holdout, 50_000)
+    held = held_out(data.holdout, 50_000)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (FAKE_IMAGES, size, size, 3), "uint8")
     labels = rng.integers(0, 10, FAKE_IMAGES)

@@ -1,0 +1,104 @@
+"""Data sets of Hugging Face, by the package `datasets`."""
+
+import functools
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from keras_preact.preprocessing import PREPROCESSING
+
+from ..cli import UserError, reading
+from ..config import Data
+from .image_data import ImageData, as_it_is, held_out_mask
+from .readers import Rows
+
+#: Before the name of any data set of images with classes, on the Hub or in a local folder.
+PREFIX = "hf:"
+
+
+def load(data: Data) -> ImageData:
+    """Open `hf:NAME` or `hf:NAME:CONFIGURATION`: its first column of images and its first
+    column of class labels.
+
+    Raises:
+        UserError: for a data set that cannot be loaded, or that lacks these columns or a
+            test split, and for an image that cannot be read.
+    """
+    import datasets
+
+    name, _, configuration = data.name.removeprefix(PREFIX).partition(":")
+    try:
+        splits = datasets.load_dataset(name, configuration or None, cache_dir=data.dir)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(f"The package datasets cannot load {name!r}: {error}") from error
+    features = next(iter(splits.values())).features
+    images, targets = (
+        [column for column, feature in features.items() if isinstance(feature, kind)]
+        for kind in (datasets.Image, datasets.ClassLabel)
+    )
+    labels = {key: np.array(each[targets[0]]) for key, each in splits.items() if targets}
+    # the test images of a competition have the label -1
+    known = [key for key in ("train", "test", "validation") if _all_known(labels.get(key))]
+    if not images or "train" not in known or len(known) < 2:
+        columns = ", ".join(f"{key} ({type(each).__name__})" for key, each in features.items())
+        raise UserError(
+            f"{data.name} must have images (Image) with a class (ClassLabel), for training and "
+            f"for test. Received: splits {', '.join(splits)}; columns {columns}"
+        )
+    encoded = datasets.Image(decode=False)
+    tables = {
+        key: splits[key].select_columns(images[0]).cast_column(images[0], encoded)
+        for key in known[:2]
+    }
+    with reading(f"{data.name} has an image that cannot be read"):
+        size, channels = _size_and_channels(
+            _encoded(table, images[0], i) for table in tables.values() for i in range(len(table))
+        )
+
+    def rows(key: str, chosen: np.ndarray) -> Rows:
+        table = tables[key].select(np.flatnonzero(chosen))
+        read = functools.partial(_encoded, table, images[0])
+        return Rows(read, labels[key][chosen], (size, size, channels))
+
+    held, test = held_out_mask(data, labels["train"]), known[1]
+    return ImageData(
+        name=data.name,
+        classes=tuple(features[targets[0]].names),
+        channels=channels,
+        size=size,
+        standard=PREPROCESSING["imagenet"] if size is None else as_it_is(size, channels),
+        train=rows("train", ~held),
+        test=rows(test, labels[test] >= 0),
+        holdout=rows("train", held) if held.any() else None,
+        notes=()
+        if len(targets) == 1
+        else (f"{data.name} has classes in {', '.join(targets)}; {targets[0]} is used.",),
+    )
+
+
+def _all_known(labels: np.ndarray | None) -> bool:
+    return labels is not None and len(labels) > 0 and bool((labels >= 0).all())
+
+
+def _encoded(table, column: str, number: int) -> bytes:
+    """Return the image in a row of a table, as it is stored."""
+    image = table[int(number)][column]
+    return image["bytes"] or Path(image["path"]).read_bytes()
+
+
+def _size_and_channels(images: Iterable[bytes]) -> tuple[int | None, int]:
+    """Return height and width of encoded images, None if they differ, and how many
+    channels they have: 1 if all are grayscale, else 3. It reads until two differ in size.
+    """
+    from PIL import Image
+
+    sizes, modes = set(), set()
+    for image in images:
+        with Image.open(io.BytesIO(image)) as header:
+            sizes |= set(header.size)
+            modes.add(header.mode)
+        if len(sizes) > 1:
+            return None, 3
+    return sizes.pop(), 1 if modes <= {"1", "L"} else 3

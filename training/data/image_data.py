@@ -1,0 +1,167 @@
+"""A data set of images with classes, and which of its training images are held out."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_preact.preprocessing import Preprocessing
+
+from ..cli import UserError
+from ..config import Data
+from . import folders
+from .pixels import mean_and_std
+from .readers import Arrays, Files, Reader
+
+#: Decoded splits up to this many bytes are decoded once and held in memory.
+CACHE_BYTES = 2 * 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+    """A data set of images with classes.
+
+    Args:
+        name: Its name in `Data.name`.
+        classes: Class names; a label is an index into them.
+        channels: Channels of every image.
+        size: Height and width, if all images have the same; None if they differ and are
+            resized.
+        standard: How images are brought to a network's size. Its mean and std are used
+            if `measured` is false.
+        train, test: The splits.
+        holdout: Training images set aside, if any; they are not in `train`.
+        measured: Whether mean and std are those of the training split.
+        notes: What a person should know of the images, in sentences.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    channels: int
+    size: int | None
+    standard: Preprocessing
+    train: Reader
+    test: Reader
+    holdout: Reader | None = None
+    measured: bool = True
+    notes: tuple[str, ...] = ()
+
+    @contextlib.contextmanager
+    def naming_broken_images(self) -> Iterator[None]:
+        """Name the broken image files if one cannot be decoded inside of this block.
+
+        Nothing is checked before that: a full decoding of a large folder takes long.
+
+        Raises:
+            UserError: that names them.
+        """
+        try:
+            yield
+        except tf.errors.InvalidArgumentError:
+            splits = (self.train, self.holdout, self.test)
+            folders.check_decodable(
+                path for split in splits if isinstance(split, Files) for path in split.paths
+            )
+            raise
+
+    @functools.cached_property
+    def preprocessing(self) -> Preprocessing:
+        """What a network trained on this does with its images, with the mean and std of
+        the training split's pixels.
+        """
+        if not self.measured:
+            return self.standard
+        with self.naming_broken_images():
+            mean, std = mean_and_std(self.held or self.train)
+        return dataclasses.replace(self.standard, mean=mean, std=std)
+
+    @functools.cached_property
+    def class_weights(self) -> dict[int, float]:
+        """Class number to the weight with which all classes count alike; the mean weight
+        of the training images is 1.
+        """
+        counts = np.bincount(self.train.all_labels(), minlength=len(self.classes))
+        weights = self.train.size / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        return dict(enumerate(weights.tolist()))
+
+    @functools.cached_property
+    def held(self) -> Arrays | None:
+        """The training split, decoded, if it has one size and fits into `CACHE_BYTES`."""
+        return self._decoded(self.train)
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """SHA-256 of the name and all images and labels of both splits.
+
+        Raises:
+            UserError: for images that do not fit into memory.
+        """
+        digest = hashlib.sha256(self.name.encode())
+        for split in (self.train, self.test):
+            arrays = self._decoded(split)
+            if arrays is None:
+                raise UserError(
+                    f"{self.name} has images of several sizes, or too many for the memory."
+                )
+            for array, dtype in ((arrays.images, "u1"), (arrays.labels, "<i8")):
+                digest.update(str(array.shape).encode())
+                digest.update(np.ascontiguousarray(array, dtype).data)
+        return digest.hexdigest()
+
+    def _decoded(self, split: Reader) -> Arrays | None:
+        if isinstance(split, Arrays):
+            return split
+        if self.size is None or split.size * self.size**2 * self.channels > CACHE_BYTES:
+            return None
+        images = np.empty((split.size, self.size, self.size, self.channels), "uint8")
+        labels = np.empty(split.size, "int64")
+        start = 0
+        for some, classes in split.open().batch(256).as_numpy_iterator():
+            images[start : start + len(some)], labels[start : start + len(some)] = some, classes
+            start += len(some)
+        return Arrays(images, labels)
+
+
+def as_it_is(size: int, channels: int) -> Preprocessing:
+    """Return the preprocessing of images of one size; mean and std are measured."""
+    return Preprocessing((0.0,) * channels, (1.0,) * channels, size)
+
+
+def held_out(holdout: float, size: int) -> int:
+    """Return how many of `size` training images `--data.holdout` sets aside: a number
+    of images, or a share below 1.
+    """
+    count = max(1, round(holdout * size)) if 0 < holdout < 1 else holdout
+    if not 0 <= count < size or count != int(count):
+        raise UserError(
+            "--data.holdout must be 0, a share below 1 or a number of images that leaves some of "
+            f"the {size} for training. Received: {holdout:g}"
+        )
+    return int(count)
+
+
+def held_out_mask(data: Data, labels: np.ndarray) -> np.ndarray:
+    """Return which training images are held out, bool: the same share of every class."""
+    held = np.zeros(len(labels), bool)
+    held[list(of_every_class(labels.tolist(), held_out(data.holdout, len(labels))))] = True
+    return held
+
+
+def of_every_class(labels: Sequence[Any], count: int) -> set[int]:
+    """Return the numbers of `count` images, drawn at random, the same share of every
+    class.
+    """
+    drawn: dict[Any, list[int]] = {}
+    for i in np.random.default_rng(0).permutation(len(labels)).tolist():
+        drawn.setdefault(labels[i], []).append(i)
+    places = {
+        i: (rank + 0.5) / len(numbers)
+        for numbers in drawn.values()
+        for rank, i in enumerate(numbers)
+    }
+    return set(sorted(places, key=lambda i: (places[i], i))[:count])
