@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from . import cli
 from .commands import COMMANDS
+from .quiet import QuietTensorFlow
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -19,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # TensorFlow leaves these kernels out on CPUs without AVX-512. With AVX2 alone, a network for
     # CIFAR trains 1.5 times as fast with them.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    if QuietTensorFlow not in sys.meta_path:
+        sys.meta_path.insert(0, QuietTensorFlow)
     argv = list(sys.argv[1:] if argv is None else argv)
     rest, verbose = cli.split_verbose(argv)
     if not rest or rest[0] in ("-h", "--help"):

@@ -3,7 +3,6 @@ run that takes seconds.
 """
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,7 +124,7 @@ def start(*arguments: object, cwd: Path) -> subprocess.Popen:
 
 def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
     """Return the exit status of a started process, its stdout and its stderr, if that is
-    a pipe, without TensorFlow's notes. Kill it if it hangs.
+    a pipe. Kill it if it hangs.
     """
     try:
         out, err = process.communicate(timeout=timeout)
@@ -133,10 +132,4 @@ def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, s
         process.kill()
         process.communicate()
         raise
-    return process.returncode, out, without_notes(err or "")
-
-
-def without_notes(stderr: str) -> str:
-    """Remove the notes on oneDNN and GPUs that TensorFlow writes at every log level."""
-    note = r"WARNING: All log messages before absl.*\n|[IE]\d{4} .*\.cc:\d+\] .*\n|To enable.*\n"
-    return re.sub(f"^(?:{note})", "", stderr, flags=re.MULTILINE)
+    return process.returncode, out, err or ""
