@@ -22,9 +22,9 @@ SHOWN_BY = {check: name for name, row in TEXTS.items() for check in row.get("sho
 MAIN = "gradient_norms"
 #: Status of an audit to what the page says first.
 VERDICTS = {
-    "PASS": "The network passes the audit.",
-    "WARN": "The network passes the audit with warnings.",
-    "FAIL": "The network fails the audit.",
+    "PASS": "This network is sound",
+    "WARN": "This network has weak points",
+    "FAIL": "This network has a fault",
 }
 
 
@@ -86,18 +86,17 @@ def _note(text: str) -> str:
 
 def _verdict(audit: Audit | str, worst: Sequence[AuditFinding]) -> str:
     if isinstance(audit, str):
-        status, verdict, counts = "", "There is no verdict.", audit
+        status, verdict = "", f"There is no verdict: {audit.removesuffix('.')}."
     else:
-        status = audit.worst
-        verdict, counts = VERDICTS[status], f"{audit.counts[:1].upper()}{audit.counts[1:]}."
+        status, verdict = audit.worst, f"{VERDICTS[audit.worst]}: {audit.counts}."
     items = "\n".join(
         f'<li><strong class="{each.status}">{_text(each.check)}</strong>: {_text(each.detail)} '
         f"What to do: {_text(each.advice)}</li>"
         for each in worst
     )
     return (
-        f'<section class="verdict {status}"><p><strong class="{status}">{verdict}</strong> '
-        f"{_text(counts)}</p>{items and f'<ul>{items}</ul>'}</section>"
+        f'<section class="verdict {status}"><p><strong class="{status}">{_text(verdict)}</strong>'
+        f"</p>{items and f'<ul>{items}</ul>'}</section>"
     )
 
 
