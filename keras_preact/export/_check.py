@@ -1,5 +1,5 @@
-"""Compare an exported model, run by a process without Keras, with the model that it was
-made from: its outputs, and for 16 bits its accuracy.
+"""Compare an exported model with the model that it was made from. A process without
+Keras runs the export. Its outputs are compared, and in 16 and 8 bits its accuracy too.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ BATCH_SIZES = (1, 3)
 #: Number of labelled images that a process runs at once.
 LABELLED_BATCH = 32
 
-#: Dtype that layers compute in, to the largest difference allowed in logits, times max(1, max
-#: |logit|). float32: sums in another order. In 16 bits every layer's output is rounded to 11
-#: (float16) or 8 bits (bfloat16), and each backend omits other roundings. Differences up to 1.3
-#: roundings were seen on JAX and PyTorch in networks of 8 and 56 layers. They grow with the depth,
-#: and 8 are allowed.
+#: Dtype that layers compute in, to the largest allowed difference of logits, as a share of
+#: max(1, max |logit|). In float32 only the order of sums differs. In 16 bits every layer's output
+#: is rounded to 11 (float16) or 8 bits (bfloat16), and each backend omits other roundings. On JAX
+#: and PyTorch, networks of 8 and 56 layers differed by up to 1.3 roundings. The difference grows
+#: with the depth, so 8 roundings are allowed.
 TOLERANCES = {"float64": 1e-5, "float32": 1e-5, "float16": 8 * 2.0**-11, "bfloat16": 8 * 2.0**-8}
 
-#: Key of `_replay.RUNTIMES` to what it runs, and what with.
+#: Key of `_replay.RUNTIMES` to what it runs, and the software that runs it.
 RUNTIMES = {
     "saved_model": ("SavedModel", "TensorFlow alone"),
     "onnx": ("ONNX file", "ONNX Runtime"),
@@ -59,7 +59,7 @@ def expected(scores: _scores.Scores, images: np.ndarray) -> dict[str, np.ndarray
     if not np.isfinite(logits).all():
         raise ValueError(
             "The model's outputs are not finite numbers: it diverged in training, or its weights "
-            "are damaged. Export a checkpoint from before."
+            "are damaged. Export an earlier checkpoint."
         )
     if not scores.gives_probabilities:
         output = _scores.PROBABILITIES[scores.activation](logits)
@@ -76,11 +76,12 @@ def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "sa
         runtime: Key of `_replay.RUNTIMES`.
 
     Returns:
-        For the model card: samples, batch sizes, the largest differences and the
-        allowed ones.
+        An entry for the model card: samples, batch sizes, the largest differences and
+        the allowed ones.
 
     Raises:
-        ExportError: if it cannot be loaded, or a difference is larger than allowed.
+        ExportError: if the export cannot be loaded, or a difference is larger than
+            allowed.
     """
     what, _ = RUNTIMES[runtime]
     images = samples(scores)
@@ -90,19 +91,19 @@ def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "sa
     tolerance = max(TOLERANCES.get(dtype, 1e-5) for dtype in scores.dtypes) * max(
         1, np.abs(wanted["logits"]).max()
     )
-    # Softmax and sigmoid change by at most half of what their input does.
+    # Softmax and sigmoid change by at most half as much as their input.
     allowed = {"logits": tolerance, "probabilities": max(1e-5, tolerance / 2)}
     largest = dict.fromkeys(wanted, 0.0)
-    for key, values in wanted.items():
+    for key, reference in wanted.items():
         for n in BATCH_SIZES:
-            output, shape = got[f"{n}/{key}"], (n, *values.shape[1:])
+            output, shape = got[f"{n}/{key}"], (n, *reference.shape[1:])
             if output.dtype != np.float32 or output.shape != shape:
                 raise ExportError(
                     f"The {what}'s {key} for {n} images are {output.dtype} of shape "
                     f"{output.shape}; float32 of shape {shape} was expected."
                 )
-            difference = np.abs(output - values[:n]).max()
-            if not difference <= allowed[key]:  # not a number is no agreement either
+            difference = np.abs(output - reference[:n]).max()
+            if not difference <= allowed[key]:  # also true for NaN
                 raise ExportError(
                     f"The {what}'s {key} differ from the model's by up to {difference:.2g}; "
                     f"{allowed[key]:.2g} is allowed."
@@ -120,8 +121,16 @@ def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "sa
 def replay(
     path: Path, batches: Mapping[str, np.ndarray], folder: Path, runtime: str = "saved_model"
 ) -> dict[str, np.ndarray]:
-    """Return the outputs of an exported model for batches of images, as `BATCH/OUTPUT`,
-    from a process without Keras.
+    """Run an exported model on batches of images in a process without Keras.
+
+    Args:
+        path: The exported model.
+        batches: Images by name.
+        folder: Folder for temporary files.
+        runtime: Key of `_replay.RUNTIMES`.
+
+    Returns:
+        The outputs by `NAME/OUTPUT`.
     """
     what, software = RUNTIMES[runtime]
     inputs, outputs = folder / "inputs.npz", folder / "outputs.npz"
@@ -136,7 +145,7 @@ def replay(
 
 
 def labelled(data: tuple | None, precision: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels, on which a precision is compared.
+    """Return the images and labels on which the accuracies are compared.
 
     Raises:
         ValueError: if there are none, or their numbers differ.
@@ -149,7 +158,7 @@ def labelled(data: tuple | None, precision: str) -> tuple[np.ndarray, np.ndarray
     images, labels = (np.asarray(part) for part in data)
     if len(images) != len(labels) or not len(images) or labels.ndim != 1:
         raise ValueError(
-            "`validation_data` must be images and as many labels, numbers of classes. "
+            "`validation_data` must be images and one label, the number of a class, for each. "
             f"Received: shapes {images.shape} and {labels.shape}"
         )
     return images.astype("float32"), labels
@@ -164,18 +173,18 @@ def compare_accuracy(
     precision: str,
     max_loss: float,
 ) -> dict:
-    """Classify labelled images with the model and with its export in few bits.
+    """Compare the accuracy of the model and of its export in 16 or 8 bits.
 
     Args:
         scores: The model.
         images, labels: From `labelled`.
         path: The SavedModel.
         folder: Folder for temporary files.
-        precision: That of the export, `"bfloat16"` or `"int8"`.
-        max_loss: Largest allowed difference of the accuracies.
+        precision: Precision of the export, `"bfloat16"` or `"int8"`.
+        max_loss: Largest allowed loss of accuracy, as a share of 1.
 
     Returns:
-        For the model card: both accuracies and the number of images.
+        An entry for the model card: both accuracies and the number of images.
 
     Raises:
         ExportError: if the export's accuracy is too low.
@@ -183,18 +192,25 @@ def compare_accuracy(
     logits = scores.probe.predict(**tf_data.of_array(images, LABELLED_BATCH), verbose=0)[0]
     if scores.channels_first:
         images = np.moveaxis(images, 1, -1)
-    parts = range(0, len(images), LABELLED_BATCH)
-    batches = {str(i): images[i : i + LABELLED_BATCH] for i in parts}
+    starts = range(0, len(images), LABELLED_BATCH)
+    batches = {str(i): images[i : i + LABELLED_BATCH] for i in starts}
     got = replay(path, batches, folder, "int8" if precision == "int8" else "saved_model")
-    exported = np.concatenate([got[f"{i}/logits"] for i in parts])
-    own, accuracy = (float((x.argmax(axis=-1) == labels).mean()) for x in (logits, exported))
-    if accuracy < own - max_loss:
+    exported = np.concatenate([got[f"{i}/logits"] for i in starts])
+    expected_accuracy, accuracy = (
+        float((x.argmax(axis=-1) == labels).mean()) for x in (logits, exported)
+    )
+    if accuracy < expected_accuracy - max_loss:
         raise ExportError(
             f"The accuracy on {len(labels)} images is {100 * accuracy:.2f} % in {precision} and "
-            f"{100 * own:.2f} % in the model: max_accuracy_loss={max_loss} allows less. Use "
-            "precision='float32'."
+            f"{100 * expected_accuracy:.2f} % in the model. The loss is larger than "
+            f"max_accuracy_loss={max_loss}. Use precision='float32'."
         )
-    return {"images": len(labels), "model": own, precision: accuracy, "max_loss": max_loss}
+    return {
+        "images": len(labels),
+        "model": expected_accuracy,
+        precision: accuracy,
+        "max_loss": max_loss,
+    }
 
 
 def _numpy(tensor) -> np.ndarray:

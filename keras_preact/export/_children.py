@@ -14,30 +14,30 @@ class ExportError(RuntimeError):
     """An export failed, or its outputs differ from the model's. Nothing was written."""
 
 
-#: The system's messages about a full disk, whatever library passes them on.
+#: The system's messages about a full disk. Libraries quote them in their own errors.
 _NO_ROOM = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 def no_room(message: object) -> str | None:
-    """Return the system's words in a message about a full disk. None: another message."""
+    """Return the system's words if a message is about a full disk, else None."""
     return next((words for words in _NO_ROOM if words in str(message)), None)
 
 
 @contextlib.contextmanager
-def naming(place: Path) -> Iterator[None]:
-    """Turn an error about a full disk into one that names `place`."""
+def naming(folder: Path) -> Iterator[None]:
+    """Turn an error about a full disk into one that names `folder`."""
     try:
         yield
     except OSError as error:
         words = no_room(error)
         if words is None:
             raise
-        message = f"There is no room for the export in {place} ({words}); nothing of it was kept"
+        message = f"There is no room for the export in {folder} ({words}); nothing was kept"
         raise OSError(error.errno or errno.ENOSPC, message) from error
 
 
 def require(modules: Sequence[str], what: str, extra: str) -> None:
-    """Raise an ImportError if a package is missing that a process will need."""
+    """Raise an ImportError if a package that a process will need is missing."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         raise ImportError(f"{what} needs {', '.join(missing)}: pip install 'keras-preact[{extra}]'")
@@ -48,12 +48,12 @@ def run(arguments: Sequence[str], doing: str, hint: str = "") -> None:
 
     Raises:
         OSError: if the disk is full.
-        ExportError: if it fails. The message holds `doing`, `hint` and the last lines
-            of the output.
+        ExportError: if the process fails. The message holds `doing`, `hint` and the
+            last lines of the output.
     """
     environment = os.environ | {
         "KERAS_BACKEND": "tensorflow",
-        "CUDA_VISIBLE_DEVICES": "-1",  # this process may hold the whole of the GPU's memory
+        "CUDA_VISIBLE_DEVICES": "-1",  # this process may hold all of the GPU's memory
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }

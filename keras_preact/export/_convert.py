@@ -1,20 +1,20 @@
 """Convert a SavedModel of plain operations to a file for another runtime.
 
-`python -P _convert.py FORMAT SAVED_MODEL FILE METADATA.json`, in a process of its own:
-converters change loggers, write to the terminal and may end the process. It does not
-need Keras.
+`python -P _convert.py FORMAT SAVED_MODEL FILE METADATA.json` runs in a process of its
+own: converters change loggers, write to the terminal and may end the process. It does
+not need Keras.
 """
 
 import json
 import sys
 import zipfile
 
-#: The highest that tf2onnx 1.17 writes. ONNX Runtime reads it since 1.14 (February 2023).
+#: The highest opset that tf2onnx 1.17 writes. ONNX Runtime reads it since 1.14 (February 2023).
 OPSET = 18
 
 
 def to_onnx(saved_model: str, path: str, metadata: dict) -> None:
-    """Write an ONNX file, whose metadata_props hold `metadata`, each value as JSON."""
+    """Write an ONNX file with `metadata` in its metadata_props, each value as JSON."""
     import onnx
     import tensorflow as tf
     import tf2onnx
@@ -22,7 +22,7 @@ def to_onnx(saved_model: str, path: str, metadata: dict) -> None:
 
     loaded = tf.saved_model.load(saved_model)  # must live as long as its signature
     serve = loaded.signatures["serving_default"]
-    # tf2onnx freezes variables, but would make inputs of constants from outside the function.
+    # tf2onnx freezes variables, but would turn constants from outside the function into inputs.
     graph = convert_variables_to_constants_v2(serve, aggressive_inlining=True)
     inputs = {tensor.name: "images" for tensor in graph.inputs}
     outputs = {
@@ -71,7 +71,7 @@ def to_litert(saved_model: str, path: str, metadata: dict) -> None:
     )
     with open(path, "wb") as file:
         file.write(converter.convert())
-    # As LiteRT's own tools add files to a model. The interpreter reads only the model.
+    # LiteRT's own tools add files to a model in this way. The interpreter reads only the model.
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("metadata.json", json.dumps(metadata, indent=2))
 

@@ -16,8 +16,8 @@ from keras_preact import _checks, atomic
 CARD = "model_card.json"
 #: The card of a version, in the version's folder.
 OWN_CARD = Path("assets.extra") / CARD
-#: OpenVINO's form of a version's network in 8 bits, in the version's folder; the weights are beside
-#: it in a file that ends in .bin.
+#: A version's network in 8 bits for OpenVINO, in the version's folder. Its weights are beside it in
+#: a file that ends in .bin.
 INT8 = Path("assets.extra") / "int8.xml"
 
 
@@ -35,7 +35,7 @@ def check_version(directory: Path, version: int | None) -> None:
     """Raise a ValueError for a version that cannot be written."""
     if directory.exists() and not directory.is_dir():
         raise ValueError(
-            "`directory` must be a folder or a path where there is nothing yet. Received: "
+            "`directory` must be a folder, or a path that does not exist yet. Received: "
             f"{directory}, a file"
         )
     if version is None:
@@ -43,16 +43,17 @@ def check_version(directory: Path, version: int | None) -> None:
     _checks.positive_int(version, "version")
     if version in versions(directory):
         raise ValueError(
-            f"{directory} has a version {version}, and a version is never overwritten: the next "
-            f"free one is {next_version(directory)}, which version=None takes. Received: "
+            f"{directory} has a version {version}, and a version is never overwritten. The "
+            f"next free one is {next_version(directory)}; version=None takes it. Received: "
             f"version={version}"
         )
 
 
 @contextlib.contextmanager
 def workshop(directory: Path) -> Iterator[Path]:
-    """Give a hidden folder inside `directory` to build a version in, and remove it
-    afterwards, with `directory` itself if it was made here and is empty.
+    """Yield a hidden folder inside `directory` to build a version in, and remove it
+    afterwards. `directory` and its parents are removed too if they were made here and
+    are empty.
     """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
@@ -64,15 +65,15 @@ def workshop(directory: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
     finally:
         for folder in made:
-            with contextlib.suppress(OSError):  # it holds something
+            with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
 
 
 def publish(temporary: Path, directory: Path, version: int | None, card: dict) -> Path:
-    """Give the SavedModel in `temporary / "version"` its card and its number in
-    `directory`, and return its path.
+    """Give the SavedModel in `temporary / "version"` its card, move it to its number in
+    `directory`, and return the new path.
 
-    Each version holds its card; that in `directory` is the highest version's.
+    Each version holds its own card. `directory` holds a copy of the highest version's.
     """
     built = temporary / "version"
     files = {
@@ -90,7 +91,7 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
             path.write_text(text, encoding="utf-8")
         _sync(temporary)
         target = directory / str(number)
-        if target.exists():  # an empty one would be replaced in silence
+        if target.exists():  # an empty folder would be replaced silently
             check_version(directory, version)
             continue
         try:

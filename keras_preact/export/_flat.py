@@ -1,5 +1,5 @@
-"""A copy of a network for serving: units and stacks unrolled into plain layers, batch
-normalisations folded into the weights before them.
+"""Copy a network for serving: unroll units and stacks into plain layers, and fold batch
+normalisations into the weights before them.
 """
 
 import collections
@@ -11,7 +11,7 @@ import numpy as np
 from keras_preact.stacks import LayerStack
 from keras_preact.units import ResidualUnit
 
-#: Layers that multiply. Scaling the last axis of their kernel scales their output channels.
+#: Layers with a kernel. Scaling its last axis scales their output channels.
 WEIGHTS = (keras.layers.Conv2D, keras.layers.Dense)
 
 
@@ -34,13 +34,13 @@ def flat(model: keras.Model, *, fold: bool = False) -> keras.Model:
         if not _is_composite(layer):
             return layer(*args, **kwargs)
         if id(layer) not in copies:
-            copies[id(layer)] = _parts(layer, names)
+            copies[id(layer)] = _copies(layer, names)
         x = args[0]
-        for part in copies[id(layer)]:
-            if isinstance(part, ResidualUnit):  # `call` by itself does not cast
-                x = part.call(keras.ops.cast(x, part.compute_dtype), training=False)
+        for copy in copies[id(layer)]:
+            if isinstance(copy, ResidualUnit):  # `call` alone does not cast its input
+                x = copy.call(keras.ops.cast(x, copy.compute_dtype), training=False)
             else:
-                x = part.call(x, training=False) if _is_composite(part) else part(x)
+                x = copy.call(x, training=False) if _is_composite(copy) else copy(x)
         return x
 
     while any(map(_is_composite, model.layers)):
@@ -58,7 +58,7 @@ def flat(model: keras.Model, *, fold: bool = False) -> keras.Model:
     def replace(layer, *args, **kwargs):
         if id(layer) in folded:
             return args[0]
-        if _is_short_norm(layer, *args):
+        if _is_bfloat16_norm(layer, *args):
             layer = _FusedNorm(layer)
         return replacements.get(id(layer), layer)(*args, **kwargs)
 
@@ -72,37 +72,37 @@ def _is_composite(layer: keras.Layer) -> bool:
 
 
 def _rebuilt(model: keras.Model, call: Callable) -> keras.Model:
-    """Return the graph of `model` with `call(layer, *inputs)` for each layer's call."""
+    """Return `model` with each call of a layer replaced by `call(layer, *inputs)`."""
     return keras.models.clone_model(model, clone_function=lambda layer: layer, call_function=call)
 
 
-def _parts(layer: keras.Layer, names: collections.Counter) -> list[keras.Layer]:
-    """Return copies of what a composite layer runs one after the other. Their inner
-    layers get names that are unique in the whole graph.
+def _copies(layer: keras.Layer, names: collections.Counter) -> list[keras.Layer]:
+    """Return copies of the units of a stack, or of another composite layer itself.
+    Their inner layers get names that are unique in the whole graph.
     """
     if isinstance(layer, LayerStack):
-        parts = [layer.unit(i) for i in range(layer.depth)]
+        copies = [layer.unit(i) for i in range(layer.depth)]
     else:
-        parts = [_copy(layer)]
-    for part in parts:
-        for inner in part._flatten_layers(include_self=False):
-            name = f"{part.name}_{inner.name}"
+        copies = [_copy(layer)]
+    for copy in copies:
+        for inner in copy._flatten_layers(include_self=False):
+            name = f"{copy.name}_{inner.name}"
             names[name] += 1
             inner.name = name if names[name] == 1 else f"{name}_{names[name]}"
-    return parts
+    return copies
 
 
 def _copy(layer: keras.Layer, **changes) -> keras.Layer:
-    """Return a layer with the same values and another configuration."""
+    """Return a layer with the same weights and with changes in its configuration."""
     copy = type(layer).from_config(layer.get_config() | changes)
     if not copy.built:
         copy.build_from_config(layer.get_build_config())
-    for own, original in zip(copy.weights, layer.weights, strict=True):
-        own.assign(original.value)
+    for weight, original in zip(copy.weights, layer.weights, strict=True):
+        weight.assign(original.value)
     return copy
 
 
-def _is_short_norm(layer, x=None, *_) -> bool:
+def _is_bfloat16_norm(layer, x=None, *_) -> bool:
     return (
         isinstance(layer, keras.layers.BatchNormalization)
         and layer.compute_dtype == "bfloat16"
@@ -113,24 +113,24 @@ def _is_short_norm(layer, x=None, *_) -> bool:
 
 
 class _FusedNorm(keras.layers.Layer):
-    """Batch normalisation of bfloat16 images by TensorFlow's kernel. Keras would cast
-    each map to float32 and back.
+    """Batch normalisation of bfloat16 feature maps with TensorFlow's fused kernel.
+    Keras would cast each map to float32 and back.
     """
 
     def __init__(self, norm: keras.layers.BatchNormalization):
         super().__init__(name=f"{norm.name}_fused", dtype="bfloat16")
         self.epsilon = norm.epsilon
         self.values = [
-            self.add_weight(shape=value.shape, dtype="float32", name=value.name, autocast=False)
-            for value in norm.weights
+            self.add_weight(shape=weight.shape, dtype="float32", name=weight.name, autocast=False)
+            for weight in norm.weights
         ]
-        for own, value in zip(self.values, norm.weights, strict=True):
-            own.assign(value.value)
+        for weight, original in zip(self.values, norm.weights, strict=True):
+            weight.assign(original.value)
 
     def call(self, x):
         import tensorflow as tf
 
-        scale, offset, mean, variance = (value.value for value in self.values)
+        scale, offset, mean, variance = (weight.value for weight in self.values)
         return tf.raw_ops.FusedBatchNormV3(
             x=x,
             scale=scale,
@@ -143,7 +143,7 @@ class _FusedNorm(keras.layers.Layer):
 
 
 def _foldable(model: keras.Model) -> Iterator[tuple[keras.Layer, keras.Layer]]:
-    """Find weights whose output is read by a batch normalisation and nothing else."""
+    """Yield pairs of a layer and the batch normalisation that alone reads its output."""
     nodes = [node for level in model._nodes_by_depth.values() for node in level]
     made_by = {id(output): node.operation for node in nodes for output in node.outputs}
     reads = collections.Counter(id(tensor) for node in nodes for tensor in node.input_tensors)
@@ -163,7 +163,7 @@ def _foldable(model: keras.Model) -> Iterator[tuple[keras.Layer, keras.Layer]]:
 def _fits(weight, norm) -> bool:
     return (
         isinstance(weight, WEIGHTS)
-        and not getattr(weight, "standardize", False)  # it would divide the factor out again
+        and not getattr(weight, "standardize", False)  # it would undo the scaling
         and weight.activation in (None, keras.activations.linear)
         and isinstance(norm, keras.layers.BatchNormalization)
         and norm.axis in (-1, len(weight.kernel.shape) - 1)
@@ -171,7 +171,7 @@ def _fits(weight, norm) -> bool:
 
 
 def _fold(weight: keras.Layer, norm: keras.layers.BatchNormalization) -> keras.Layer:
-    """Return a copy of `weight` that computes what `norm` makes of its output."""
+    """Return a copy of `weight` that computes `norm(weight(x))`."""
 
     def value(variable, default: float) -> np.ndarray:
         if variable is None:

@@ -1,8 +1,8 @@
-"""What an exported SavedModel contains: the network as TensorFlow operations, checks of
-its inputs, signatures; nothing of Keras.
+"""Write a network as a SavedModel: TensorFlow operations, checks of the inputs, and
+signatures, without Keras.
 
-The process that builds it has Keras on TensorFlow. A process on JAX or PyTorch starts
-one (`python -m keras_preact.export._graph`) and hands over the model in a file.
+The process that builds it runs Keras on TensorFlow. A process on JAX or PyTorch starts
+one (`python -m keras_preact.export._graph`) and passes the model to it in a file.
 """
 
 import dataclasses
@@ -21,19 +21,19 @@ from keras_preact.export._flat import flat
 from keras_preact.export._images import MAX_PIXELS, decoder, ensure
 from keras_preact.preprocessing import Preprocessing
 
-#: From images to scores, from images to embeddings, from image files to named classes.
+#: Signatures: images to scores, images to embeddings, image files to named classes.
 SERVING_DEFAULT, FEATURES, PREDICT_BYTES = "serving_default", "features", "predict_bytes"
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is written around a network.
+    """Options of the graph that is written for a network.
 
     Args:
-        activation: `"softmax"` or `"sigmoid"`: logits to probabilities.
+        activation: `"softmax"` or `"sigmoid"`, from logits to probabilities.
         fold: Whether to fold batch normalisations into the weights before them.
-        plain: Whether a converter reads the graph: one signature from images to scores,
-            without checks.
+        plain: Whether to write only what a converter reads: one signature from images
+            to scores, without checks.
         classes: Names of the classes.
         size: Height and width that image files are resized to. None: no image files.
         preprocessing: How image files are resized, and normalised if the network does
@@ -59,8 +59,8 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
     """Write a SavedModel.
 
     Args:
-        model: Images to logits and features.
-        plan: What is written around it.
+        model: A model from images to logits and features.
+        plan: Options of the graph.
         path: A new directory. Temporary files are written beside it.
 
     Raises:
@@ -89,12 +89,12 @@ def _write_elsewhere(model: keras.Model, plan: Plan, path: Path) -> None:
     model.save(file)
     pickled.write_bytes(pickle.dumps(plan))
     modules = {type(layer).__module__ for layer in model._flatten_layers()} - {"__main__"}
-    own = sorted(module for module in modules if module.split(".")[0] != "keras")
+    outside_keras = sorted(module for module in modules if module.split(".")[0] != "keras")
     _children.run(
-        ["-m", __name__, str(file), str(pickled), str(path), *own],
+        ["-m", __name__, str(file), str(pickled), str(path), *outside_keras],
         "Writing the SavedModel with Keras on TensorFlow",
         " Layers of your own must be registered (keras.saving.register_keras_serializable) by a "
-        "module that can be imported, and run on TensorFlow.",
+        "module that can be imported, and must run on TensorFlow.",
     )
 
 
@@ -111,8 +111,8 @@ def build(model: keras.Model, plan: Plan, path: Path) -> None:
         scores = {"logits": logits, "probabilities": getattr(tf.nn, plan.activation)(logits)}
         return scores if plan.plain else scores | {"features": features}
 
-    # The model must not be an attribute of the module: TensorFlow would find its weights a second
-    # time through it, and everything else that Keras keeps.
+    # The model must not be an attribute of the module: through it TensorFlow would save the weights
+    # a second time, and everything else that Keras tracks.
     module = tf.Module()
     module.weights = [weight.value for weight in network.weights]
     module.core = tf.function(compute, input_signature=[images], autograph=False)
@@ -153,8 +153,8 @@ def build(model: keras.Model, plan: Plan, path: Path) -> None:
 
 
 def _check(images, shape: tuple):
-    """Return the images, or raise an error in the graph. A loaded signature accepts any
-    size, number and value by itself.
+    """Return the images; wrong ones raise an error when the graph runs. Without this, a
+    loaded signature accepts any size, number and value.
     """
     import tensorflow as tf
 
@@ -166,7 +166,7 @@ def _check(images, shape: tuple):
 
 
 def _decoder(plan: Plan, channels: int) -> Callable:
-    """Return the function from image files to what the network takes."""
+    """Return the function from image files to the network's input."""
     import tensorflow as tf
 
     assert plan.size is not None
@@ -181,14 +181,14 @@ def _decoder(plan: Plan, channels: int) -> Callable:
 def trace(function) -> Any:
     """Return the graph of a tf.function, with the functions that it calls inlined.
 
-    Keras has XLA compile grouped convolutions on its TensorFlow backend. In the graph,
-    a server would need XLA, and the first request would wait for it. TensorFlow's own
-    convolution has groups too.
+    On TensorFlow, Keras compiles grouped convolutions with XLA. With these calls in the
+    graph, a server would need XLA, and the first request would wait for it. Inlined
+    calls use TensorFlow's own convolution, which has groups too.
     """
     import tensorflow as tf
 
     before = tf.config.functions_run_eagerly()
-    # Only the inner functions run eagerly: tracing one makes its graph all the same.
+    # Only inner functions run eagerly: get_concrete_function traces the outer one all the same.
     tf.config.run_functions_eagerly(True)
     try:
         return function.get_concrete_function()
@@ -197,7 +197,7 @@ def trace(function) -> Any:
 
 
 def main(model: str, plan: str, path: str, *modules: str) -> None:
-    """Write the SavedModel of a .keras file, whose layers `modules` register."""
+    """Write the SavedModel of a .keras file. `modules` register its layers."""
     for module in modules:
         importlib.import_module(module)
     network = keras.saving.load_model(model, compile=False)

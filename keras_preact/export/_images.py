@@ -1,8 +1,8 @@
 """Decode image files with TensorFlow operations, for the served graph.
 
 The header is read before anything is decoded: a few KB can hold an image of any size.
-A wrong file raises an InvalidArgumentError. If the graph raises it itself, the sentence
-for the client is between `<<` and `>>`.
+A wrong file raises an InvalidArgumentError. If a check here raises it, the sentence for
+the client is between `<<` and `>>`.
 """
 
 from collections.abc import Callable
@@ -19,25 +19,26 @@ def ensure(condition, value, *words):
 
     Args:
         condition: Boolean scalar.
-        value: The tensor that must not be used otherwise. What does not depend on a
-            check may run without it.
-        words: The sentence, strings or string tensors.
+        value: Tensor to return. Later operations must use the returned tensor:
+            otherwise they may run although the check fails.
+        words: Parts of the sentence, strings or string tensors.
     """
     import tensorflow as tf
 
-    holds = tf.raw_ops.Assert(condition=condition, data=[tf.strings.join(["<<", *words, ">>"])])
-    with tf.control_dependencies([holds]):
+    check = tf.raw_ops.Assert(condition=condition, data=[tf.strings.join(["<<", *words, ">>"])])
+    with tf.control_dependencies([check]):
         return tf.identity(value)
 
 
-#: First bytes of the files.
+#: First bytes of PNG and JPEG files.
 PNG, JPEG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff"
 
-#: Texts in a PNG, unpacked to 8 MB each before they are dropped; how many of a kind may be there.
+#: Types of text in a PNG, and the most texts of each type. Each text is unpacked, to up to 8 MB,
+#: before it is dropped.
 _TEXTS, _MOST_TEXTS = (b"zTXt", b"iTXt"), 20
-#: Scans in a JPEG, each of which may cover the whole image. A progressive file has about ten. The
-#: length and the number of channels, 1 to 4, belong to the mark: its first two bytes alone are in
-#: any large profile, thumbnail or video that a phone adds.
+#: Markers of scans in a JPEG, and the most scans. Each may cover the whole image. A progressive
+#: file has about ten. The markers include the length and the number of channels, 1 to 4: the first
+#: two bytes alone are also in any large profile, thumbnail or video that a phone adds.
 _SCANS, _MOST_SCANS = tuple(b"\xff\xda\0%c%c" % (6 + 2 * n, n) for n in (1, 2, 3, 4)), 50
 
 
@@ -45,8 +46,8 @@ def _png_size(file, name):
     """Return the height and width of a PNG, int64 (2,), or refuse it."""
     import tensorflow as tf
 
-    few = [_count(file, mark, _MOST_TEXTS) <= _MOST_TEXTS for mark in _TEXTS]
-    file = ensure(tf.reduce_all(few), file, name, " is a PNG with too many parts")
+    few_texts = [_count(file, mark, _MOST_TEXTS) <= _MOST_TEXTS for mark in _TEXTS]
+    file = ensure(tf.reduce_all(few_texts), file, name, " is a PNG with too many parts")
     header = tf.strings.substr(tf.strings.join([file, bytes(8)]), 16, 8)
     width_height = tf.ensure_shape(tf.io.decode_raw(header, tf.int32, little_endian=False), [2])
     return tf.cast(tf.reverse(width_height, [0]), tf.int64)
@@ -62,7 +63,7 @@ def _jpeg_size(file, name):
 
 
 def _count(file, mark: bytes, most: int):
-    """Return how often `mark` is in a file; counting ends after `most`."""
+    """Return how often `mark` is in a file, at most `most` + 1."""
     import tensorflow as tf
 
     return tf.size(tf.strings.split(file, mark, maxsplit=most + 1)) - 1
@@ -74,21 +75,21 @@ def decoder(
     preprocessing: Preprocessing | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> Callable:
-    """Return the function from image files to the pixels that a network was evaluated on:
-    from a string tensor `(n,)`, a file each, to pixels from 0 to 255, float32
-    `(n, height, width, channels)`.
+    """Return the function from image files to the pixels that an evaluation would use.
 
-    The files are PNG or JPEG, read as in training: of 16 bits per channel the upper 8
-    count, and transparency is dropped. The orientation in a photograph's EXIF data is
-    not applied. When it runs, the function raises an InvalidArgumentError for no image,
-    a file of another type, an image of no pixels or more than `max_pixels`, a damaged or
-    incomplete file, and a JPEG in CMYK for 1 channel.
+    It takes a string tensor `(n,)` with one file per entry, and returns pixels from 0
+    to 255, float32 `(n, height, width, channels)`. The files are PNG or JPEG and are
+    read as in training: only the upper 8 of 16 bits per channel count, and transparency
+    is dropped. The orientation in a photograph's EXIF data is not applied. When it
+    runs, the function raises an InvalidArgumentError for no image, a file of another
+    type, an image of no pixels or more than `max_pixels`, a damaged or incomplete file,
+    and a JPEG in CMYK for 1 channel.
 
     Args:
         size: Height and width of the result.
         channels: 1 or 3.
-        preprocessing: How images of another size are brought to it (`resize_image`).
-            None: as a whole.
+        preprocessing: How images of another size are resized (`resize_image`). None:
+            the whole image is resized.
         max_pixels: Height times width of the largest image that is decoded.
     """
     import tensorflow as tf
@@ -101,10 +102,10 @@ def decoder(
         return resize_image(tf.ensure_shape(pixels, [None, None, channels]), preprocessing, size)
 
     def decode(image_bytes):
-        with tf.device("/CPU:0"):  # where the operations of images are, all of them
+        with tf.device("/CPU:0"):  # only there are all operations on images
             number = tf.shape(image_bytes)[0]
             image_bytes = ensure(number > 0, image_bytes, "image_bytes holds no image")
-            # One at a time: the memory is that of one image, however many come.
+            # One at a time: the memory of one image is enough, however many come.
             return tf.map_fn(
                 decode_one,
                 (tf.range(number), image_bytes),
@@ -116,10 +117,10 @@ def decoder(
 
 
 def _checked(file, name, max_pixels: int):
-    """Return a file, or refuse it for what its header says."""
+    """Return a file, or refuse it because of its header."""
     import tensorflow as tf
 
-    is_png, is_jpeg = (tf.strings.substr(file, 0, len(kind)) == kind for kind in (PNG, JPEG))
+    is_png, is_jpeg = (tf.strings.substr(file, 0, len(start)) == start for start in (PNG, JPEG))
     file = ensure(is_png | is_jpeg, file, name, " is no PNG or JPEG")
     size = tf.cond(is_png, lambda: _png_size(file, name), lambda: _jpeg_size(file, name))
     height, width = tf.unstack(tf.ensure_shape(size, [2]))

@@ -1,5 +1,5 @@
-"""A second form of an exported network, in 8 bits: OpenVINO's, made by NNCF's
-quantisation after training.
+"""Write an exported network a second time, in 8 bits for OpenVINO, with NNCF's
+post-training quantisation.
 
 `python -m keras_preact.export._int8 VERSION IMAGES.npy` writes it into the version's folder.
 """
@@ -16,9 +16,8 @@ from keras_preact.export._directory import INT8
 #: Packages of the extra `int8`.
 MODULES = ("nncf", "openvino")
 
-#: Images that pass through the network at once while the ranges of its activations are measured.
-#: With 1, 8 and 32 the logits of a trained ResNet-20 for photographs are off by 14.5, 3.8 and 2.8 %
-#: (root mean square).
+#: Batch size for measuring the ranges of the activations. With 1, 8 and 32 the logits of a trained
+#: ResNet-20 for photographs are off by 14.5, 3.8 and 2.8 % (root mean square).
 BATCH = 32
 
 
@@ -40,7 +39,7 @@ def write(version: Path, images: np.ndarray, folder: Path) -> None:
 
 
 def main(version: str, file: str) -> None:
-    os.environ["NNCF_CI"] = "1"  # NNCF reports its use over the network otherwise
+    os.environ["NNCF_CI"] = "1"  # otherwise NNCF reports its use over the network
     import nncf
     import openvino as ov
 
@@ -49,9 +48,9 @@ def main(version: str, file: str) -> None:
     frozen, _ = loading.read_functions(Path(version))
     images = np.load(file)
     n = -(-len(images) // BATCH)
-    batches = [images[i::n] for i in range(n)]  # each of all classes, if they are sorted by class
-    # The default, a faster correction of the biases and symmetric ranges for all activations, is
-    # meant for networks whose activations are those of a ReLU. A unit's sum is not.
+    batches = [images[i::n] for i in range(n)]  # each has all classes, even if sorted by class
+    # The default preset has symmetric ranges for all activations. It is meant for networks in which
+    # every activation is the output of a ReLU. A unit's sum is not.
     quantized = nncf.quantize(
         engines.openvino_model(frozen),
         nncf.Dataset(batches),

@@ -38,7 +38,7 @@ def _litert(path: str) -> Callable:
 def _int8(path: str) -> Callable:
     import openvino as ov
 
-    options = {"INFERENCE_PRECISION_HINT": "bf16"}  # as the server's engine has it
+    options = {"INFERENCE_PRECISION_HINT": "bf16"}  # as in the server's engine
     compiled = ov.Core().compile_model(f"{path}/assets.extra/int8.xml", "CPU", options)
     return lambda images: {
         name: compiled([images])[name] for name in ("logits", "probabilities", "features")
@@ -50,7 +50,7 @@ RUNTIMES = {"saved_model": _saved_model, "onnx": _onnx, "litert": _litert, "int8
 
 
 def main(runtime: str, path: str, inputs: str, outputs: str) -> None:
-    sys.modules["keras"] = None  # type: ignore[assignment]  # an import of it fails from here on
+    sys.modules["keras"] = None  # type: ignore[assignment]  # from here on importing it fails
     serve = RUNTIMES[runtime](path)
     results: dict = {}
     with np.load(inputs) as batches:

@@ -19,15 +19,15 @@ PROBABILITIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """A classifier taken apart.
+    """What an export needs to know about a classifier.
 
     Args:
-        core: Images with the channels last to logits and to features, the input of the
-            last dense layer. It shares its layers with the classifier, unless that has
-            the channels first.
-        probe: The classifier as it is: its own images to logits and its own output.
+        core: Model from images with the channels last to logits and to features, the
+            input of the last dense layer. It shares its layers with the classifier,
+            unless the classifier has the channels first.
+        probe: Model from the classifier's own images to its logits and its output.
         activation: Key of `PROBABILITIES`.
-        gives_probabilities: Whether the classifier's own output is them.
+        gives_probabilities: Whether the classifier's output is probabilities.
         channels_first: Whether `probe` takes images with the channels first.
         takes_pixels: Whether a layer of the classifier normalises pixels.
     """
@@ -63,8 +63,8 @@ def take_apart(model: keras.Model) -> Scores:
     """Find the logits of a classifier.
 
     Raises:
-        ValueError: where there are none, or more than one input or output; the message
-            says how to make it work.
+        ValueError: if there are no logits, or more than one input or output; the
+            message says how to change the model.
     """
     if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
         raise ValueError(
@@ -93,8 +93,8 @@ def take_apart(model: keras.Model) -> Scores:
 
 
 def _with_channels_last(model: UnitNetwork) -> UnitNetwork:
-    """Return a copy that takes images as clients have them, and TensorFlow on a CPU; the
-    network itself if it does.
+    """Return a copy that takes images with the channels last, as clients and TensorFlow
+    on a CPU do. A network that already takes them is returned itself.
     """
     config = model.get_config()
     if config["data_format"] != "channels_first" or len(model.input_shape) != 4:
@@ -119,7 +119,8 @@ def in_dtype(model: keras.Model, dtype: str, error: str) -> UnitNetwork:
     """Return the same network with another dtype policy.
 
     Raises:
-        ValueError: with `error`, for a model that is no network of this package.
+        ValueError: with the message `error`, if the model is not a network of this
+            package.
     """
     if not isinstance(model, UnitNetwork):
         raise ValueError(error)
@@ -127,8 +128,8 @@ def in_dtype(model: keras.Model, dtype: str, error: str) -> UnitNetwork:
 
 
 def _find_logits(model: keras.Model):
-    """Return the logits of a model that ends in a dense layer as a Keras tensor, the
-    activation and whether the output is probabilities.
+    """Return the logits, as a Keras tensor, of a model that ends in a dense layer, the
+    name of its activation, and whether its output is probabilities.
     """
     if len(model.inputs) != 1 or len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
         shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
@@ -155,7 +156,7 @@ def _find_logits(model: keras.Model):
 
 
 def _origin(tensor):
-    """Return the operation that makes a Keras tensor, and that operation's first input."""
+    """Return the operation that makes a Keras tensor, and the operation's first input."""
     operation, node_index, _ = tensor._keras_history
     inputs = operation._inbound_nodes[node_index].input_tensors
     return operation, inputs[0] if inputs else None

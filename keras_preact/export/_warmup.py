@@ -1,7 +1,8 @@
-"""Warm-up requests, which a server runs on a version before the first client's request:
-a TFRecord of TensorFlow Serving's PredictionLog messages.
+"""Write and read warm-up requests, which a server runs on a version before the first
+client's request.
 
-The model's name is left out: a server runs the requests on the version that it loads.
+The file is a TFRecord of TensorFlow Serving's PredictionLog messages. They do not name
+the model: a server runs them on the version that it loads.
 """
 
 import itertools
@@ -15,7 +16,7 @@ from keras_preact.backend import tf_data
 
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 
-#: Batch sizes of servers, unless an export names others.
+#: Batch sizes of servers, unless an export has others.
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
 #: TensorFlow Serving does not load a version with more.
@@ -43,7 +44,7 @@ def write(version: Path, requests: Iterable[tuple[str, Mapping[str, np.ndarray]]
     Args:
         version: The folder of the SavedModel.
         requests: Pairs of a signature's name and its inputs, arrays by name. Strings
-            are arrays of objects. An array of equal values needs the space of one.
+            are arrays of objects. An array of equal values is stored as one value.
 
     Raises:
         ValueError: for more than 1000 requests. Nothing is written.
@@ -76,8 +77,8 @@ def write(version: Path, requests: Iterable[tuple[str, Mapping[str, np.ndarray]]
 
 
 def read(version: Path) -> list[tuple[str, dict[str, np.ndarray]]]:
-    """Return the warm-up requests of a version, [] if it has none. Strings are arrays
-    of objects, which are bytes.
+    """Return the warm-up requests of a version, [] if it has none. Strings become
+    arrays of bytes objects.
 
     Raises:
         ValueError: if the file is damaged, or holds other requests.
@@ -102,14 +103,14 @@ def read(version: Path) -> list[tuple[str, dict[str, np.ndarray]]]:
             requests.append((request.model_spec.signature_name, inputs))
     except (tf.errors.DataLossError, TypeError, ValueError, DecodeError) as error:
         raise ValueError(
-            "The warm-up requests cannot be read: one is damaged, or is no Predict request"
+            "The warm-up requests cannot be read: one is damaged, or is not a Predict request"
         ) from error
     return requests
 
 
 def _tensor(array: np.ndarray) -> Any:
-    """Return a TensorProto. Readers repeat the last value: of equal values one is
-    enough.
+    """Return a TensorProto. Readers repeat the last value, so equal values are stored
+    once.
     """
     import tensorflow as tf
 

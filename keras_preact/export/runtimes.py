@@ -2,10 +2,10 @@
 Runtime or LiteRT.
 
 Keras' own exporters (`model.export(format="onnx")` and `"litert"`, 3.15) are not used.
-Both convert a traced model as this package does. But the first makes inputs of the
-constants of a Normalization layer, and keeps function calls where a convolution has
-groups; the second allows operations that LiteRT's interpreter does not have; and both
-choose their own names of inputs and outputs.
+Both convert a traced model as this package does. But the ONNX exporter turns the
+constants of a Normalization layer into inputs, and keeps function calls for
+convolutions with groups. The LiteRT exporter allows operations that LiteRT's
+interpreter does not have. Both choose their own names of inputs and outputs.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Target:
     """A type of file to convert to.
 
     Args:
-        title: Its name in messages.
+        title: Name of the type in messages.
         suffix: Ending of the file's name.
         modules: Top-level modules of the extra, needed to write and check a file.
     """
@@ -38,7 +38,7 @@ class Target:
     modules: tuple[str, ...]
 
 
-#: Name of the extra, the converter and the runtime, to the type of file.
+#: Types of file, each by the name that its extra, its converter and its runtime share.
 TARGETS = {
     "onnx": Target("ONNX", ".onnx", ("onnx", "tf2onnx", "onnxruntime")),
     "litert": Target("LiteRT", ".tflite", ("ai_edge_litert",)),
@@ -54,13 +54,13 @@ def save_onnx(
 ) -> Path:
     """Write a classifier as an ONNX file, opset 18, for ONNX Runtime and other engines.
 
-    From `images`, float32 `(batch, height, width, channels)` with the sizes of the
-    model's input (free if that has None), or `(batch, features)`, to `logits` and
-    `probabilities`, both float32 `(batch, classes)`. The batch size is free. The
-    channels are last even for a model with `data_format="channels_first"`. The images
-    are pixels from 0 to 255 if the model has its `preprocessing` layer; nothing checks
-    them. Networks in mixed precision are written in float32. Stacks of units are
-    unrolled.
+    The input is `images`, float32 `(batch, height, width, channels)` with the sizes of
+    the model's input (a size of None is free), or `(batch, features)`. The outputs are
+    `logits` and `probabilities`, both float32 `(batch, classes)`. The batch size is
+    free. The channels are last even for a model with `data_format="channels_first"`.
+    The images are pixels from 0 to 255 if the model has its `preprocessing` layer;
+    nothing checks them. Networks in mixed precision are written in float32. Stacks of
+    units are unrolled.
 
     The file's `metadata_props` hold, each as JSON, `classes`, `preprocessing`, `pixels`
     (whether the images are pixels) and `activation` (from logits to probabilities).
@@ -113,11 +113,12 @@ def save_litert(
     """Write a classifier as a LiteRT (TensorFlow Lite) file, for phones and small
     computers.
 
-    Inputs, outputs and checks are those of `save_onnx`; the signature is called
+    Inputs, outputs and checks are the same as in `save_onnx`; the signature is called
     `serving_default`. Its runner takes any batch size; an interpreter without a runner
     needs `resize_tensor_input` for sizes other than 1. The file uses only LiteRT's own
-    operations. The metadata of `save_onnx` are in `metadata.json` of a ZIP archive
-    after the model, as LiteRT's tools write it: `unzip -p digits.tflite metadata.json`.
+    operations. It holds the same metadata as `save_onnx` writes, in `metadata.json` of
+    a ZIP archive after the model, as LiteRT's tools write it:
+    `unzip -p digits.tflite metadata.json`.
 
     Needs `pip install 'keras-preact[litert]'`.
 
@@ -169,15 +170,15 @@ def _save(name: str, model: keras.Model, path: str | Path, classes, preprocessin
         "activation": scores.activation,
     }
     with _children.naming(path.parent), _directory.workshop(path.parent) as temporary:
-        graph, file, card = (
-            temporary / part for part in ("graph", f"model{target.suffix}", "metadata.json")
+        graph, file, metadata_file = (
+            temporary / entry for entry in ("graph", f"model{target.suffix}", "metadata.json")
         )
-        card.write_text(json.dumps(metadata, allow_nan=False), encoding="utf-8")
-        # Not folded: the converters do that themselves.
+        metadata_file.write_text(json.dumps(metadata, allow_nan=False), encoding="utf-8")
+        # The converters fold batch normalisations themselves.
         _graph.write(written.core, _graph.Plan(scores.activation, fold=False, plain=True), graph)
         script = str(Path(__file__).with_name("_convert.py"))
         _children.run(
-            ["-P", script, name, str(graph), str(file), str(card)],
+            ["-P", script, name, str(graph), str(file), str(metadata_file)],
             f"Converting the network to {target.title}",
         )
         _check.compare(scores, file, temporary, name)

@@ -46,17 +46,17 @@ def save(
     signatures:
 
     - `serving_default`: from `images`, float32 `(batch, height, width, channels)` with
-      the sizes of the model's input (free if that has None), or `(batch, features)`, to
-      `logits` and `probabilities`, both `(batch, classes)`. The channels are last even
-      for a model with `data_format="channels_first"`. The images are pixels from 0 to
-      255 if the model has its `preprocessing` layer. The card has the `range`, `mean`
-      and `std` that the network expects.
+      the sizes of the model's input (a size of None is free), or `(batch, features)`,
+      to `logits` and `probabilities`, both `(batch, classes)`. The channels are last
+      even for a model with `data_format="channels_first"`. The images are pixels from 0
+      to 255 if the model has its `preprocessing` layer. The card has the `range`,
+      `mean` and `std` that the network expects.
     - `features`: from `images` to `features`, `(batch, width)`, the classifier's input.
     - `predict_bytes`: from `image_bytes`, PNG or JPEG files as strings, to `classes`
-      (names), `scores` and `indices` of the most probable, `(batch, top_k)`. The files
-      are decoded, resized as `preprocessing` says, and normalised. The signature exists
-      only for images of 1 or 3 channels, and if the size and the normalisation are
-      known (from the model's own layer or from `preprocessing`).
+      (names), `scores` and `indices` of the most probable classes, `(batch, top_k)`.
+      The files are decoded, resized as `preprocessing` says, and normalised. The
+      signature exists only for images of 1 or 3 channels, and only if the size and the
+      normalisation are known (from the model's own layer or from `preprocessing`).
 
     Images of another size, an empty batch, values that are not finite, damaged files
     and files of more than `max_image_pixels` raise an error. Requests in
@@ -78,22 +78,24 @@ def save(
         run: Description of the training for the card.
         metrics: Metrics for the card.
         version: Number of the version. None: the highest plus one.
-        top_k: Number of classes that `predict_bytes` returns, at most all.
+        top_k: Number of classes that `predict_bytes` returns; all if there are fewer.
         batch_sizes: Batch sizes of the warm-up requests, and of servers.
         max_image_pixels: Largest number of pixels of an image file.
         fold_batch_norm: Whether to fold batch normalisations into the convolutions and
             dense layers before them. The SavedModel's variables then differ from the
             model's.
-        precision: `"float32"`, also for a network of this package in mixed precision;
-            another library's is exported as it computes. `"bfloat16"`: convolutions in 16
-            bits, several times faster on CPUs with AMX; needs `validation_data`.
-            `"int8"`: a SavedModel in float32, and beside it the network in 8 bits, which
-            the server's engine `openvino` takes; needs `validation_data`,
-            `calibration_images` and `pip install 'keras-preact[int8]'`.
+        precision: `"float32"` converts a network of this package that computes in mixed
+            precision; a model of another library keeps its dtypes. `"bfloat16"`:
+            convolutions in 16 bits, several times faster on CPUs with AMX; needs
+            `validation_data`. `"int8"`: a SavedModel in float32, and beside it the
+            network in 8 bits, which the server's engine `openvino` runs; needs
+            `validation_data`, `calibration_images` and
+            `pip install 'keras-preact[int8]'`.
         validation_data: Images, as `model` takes them, and labels `(n,)`. On these the
-            accuracy in bfloat16 or int8 is compared with the model's. Kept in the card.
+            accuracy in bfloat16 or int8 is compared with the model's. The card keeps
+            both accuracies.
         calibration_images: Some hundreds of the training images, as `model` takes them.
-            They give the ranges of the activations that 8 bits represent.
+            They determine the ranges of the activations that 8 bits represent.
         max_accuracy_loss: Largest allowed loss of accuracy, as a share of 1.
 
     Returns:
@@ -130,13 +132,13 @@ def save(
     _checks.positive_int(top_k, "top_k")
     _checks.positive_int(max_image_pixels, "max_image_pixels")
     sizes = _check_batch_sizes(batch_sizes)
-    _warmup.message()  # before the work, if its package is missing
-    scores = own = _scores.take_apart(model)
+    _warmup.message()  # fails before the work if its package is missing
+    scores = original = _scores.take_apart(model)
     if precision == "int8":
         calibration = _check_calibration(calibration_images, scores)
         _children.require(_int8.MODULES, "precision='int8'", "int8")
     labelled = None if precision == "float32" else _check.labelled(validation_data, precision)
-    # NNCF quantises networks in float32. In float32 other libraries' stay as they compute.
+    # NNCF quantises networks in float32. precision="float32" keeps the dtypes of other libraries.
     can_change = precision == "int8" or isinstance(model, UnitNetwork)
     if precision == "bfloat16" or (scores.dtypes != {"float32"} and can_change):
         dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
@@ -176,7 +178,7 @@ def save(
             card["calibration_images"] = len(calibration)
         if labelled is not None:
             card["check"]["accuracy"] = _check.compare_accuracy(
-                own, *labelled, path, temporary, precision, max_accuracy_loss
+                original, *labelled, path, temporary, precision, max_accuracy_loss
             )
         _warmup.write(path, _requests(scores, plan, sizes))
         return _directory.publish(temporary, directory, version, card)
@@ -226,7 +228,7 @@ def _size_of_files(
 def _requests(
     scores: _scores.Scores, plan: _graph.Plan, batch_sizes: list[int]
 ) -> Iterator[tuple[str, dict]]:
-    """Return a request for every signature and batch size, of black images."""
+    """Yield a request of black images for every signature and batch size."""
     import tensorflow as tf
 
     *size, channels = scores.sample_shape
@@ -243,7 +245,7 @@ def check_classes(classes: Sequence[str], outputs: int) -> list[str]:
     """Return the names of the classes as a list.
 
     Raises:
-        ValueError: if they are not a unique name for each output.
+        ValueError: if there is not one unique name for each output.
     """
     names = list(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
@@ -265,7 +267,7 @@ def check_classes(classes: Sequence[str], outputs: int) -> list[str]:
 
 
 def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dict[str, Any]:
-    """Return the card's description of model and training, as JSON can hold it."""
+    """Return the card's description of the model and its training as JSON values."""
     trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
     total = model.count_params()
     card = {
@@ -295,10 +297,10 @@ def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dic
 
 
 def _signatures(scores: _scores.Scores, plan: _graph.Plan, expected: InputRange) -> dict[str, dict]:
-    values = {"mean": expected.mean, "std": expected.std}
+    normalization = {"mean": expected.mean, "std": expected.std}
     images = {
         "images": _tensor("float32", *scores.input_shape)
-        | {name: np.ravel(value).round(6).tolist() for name, value in values.items()}
+        | {name: np.ravel(value).round(6).tolist() for name, value in normalization.items()}
         | {"range": list(expected.bounds)}
     }
     classes, features = (_tensor("float32", shape[-1]) for shape in scores.core.output_shape)
@@ -323,7 +325,7 @@ def _tensor(dtype: str, *shape) -> dict:
 
 
 def _plain(value):
-    """Return a value as JSON can hold it."""
+    """Return a value that JSON can hold."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, np.generic | np.ndarray):
