@@ -1,14 +1,15 @@
-"""Serves exported models over HTTP: `python -m keras_preact.serving saved_models`.
+"""Serve exported models over HTTP: `python -m keras_preact.serving saved_models`.
 
-The way of a request:
+A request passes through these modules:
 
-1. `gate`: its host and token, its body, its deadline; every error becomes JSON here.
-2. `tf_serving_api` or `open_inference_api`: from JSON to a checked array, and back, with
-   `tensors`.
-3. `repository`: lends a version of the model, a `servable`.
-4. `servable`: decodes images, each by itself; `batching` computes them with those of
-   other requests, on one of the `engines`.
+1. `gate` checks its host and token, reads its body, and cancels it at its deadline.
+   Every error becomes JSON here.
+2. `tf_serving_api` or `open_inference_api` turns its JSON into a checked array, and the
+   outputs into JSON, with `tensors`.
+3. `repository` lends a version of the model, a `servable`.
+4. `servable` decodes images one by one. `batching` computes them together with the
+   images of other requests, on one of the `engines`.
 
-`loading` makes a servable from its folder. `app` puts all of it together, `server` and
-`ray_serve` run it.
+`loading` makes a servable from its folder. `app` puts everything together; `server` and
+`ray_serve` run the app.
 """

@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
     raise ImportError(f"Serving needs {error.name}: pip install 'keras-preact[serving]'") from error
 
 PROGRAM = "keras-preact serve"
-# Time to close the models and Python itself, after the time to drain.
+# Time to close the models and Python after the time to drain.
 END_SECONDS = 10.0
 
 
@@ -47,13 +47,13 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     del fields["token"]  # others could read it on the command line
     token = "file with the token that clients must send (or set the environment variable "
     parser.add_argument("--token-file", type=Path, help=f"{token}{TOKEN_VARIABLE})")
-    for name, about in fields.items():
-        is_switch = isinstance(about.default, bool)
-        default = "" if about.default is None else f" (default: {about.default})"
+    for name, field in fields.items():
+        is_switch = isinstance(field.default, bool)
+        default = "" if field.default is None else f" (default: {field.default})"
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             action=argparse.BooleanOptionalAction if is_switch else "store",
-            help=about.description + default,
+            help=field.description + default,
         )
     return parser
 
@@ -62,11 +62,11 @@ def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = (
     """Return the settings from command-line arguments; a mistake ends the process with
     status 2 and a message.
     """
-    given = vars(parser(examples).parse_args(arguments))
+    options = vars(parser(examples).parse_args(arguments))
     try:
-        if "token_file" in given:
-            given["token"] = given.pop("token_file").read_text(encoding="utf-8").strip()
-        result = read(Settings, given)
+        if "token_file" in options:
+            options["token"] = options.pop("token_file").read_text(encoding="utf-8").strip()
+        result = read(Settings, options)
         if not result.directory.is_dir():
             raise ValueError(
                 f"`directory` must be a folder of models. Received: {result.directory}"
@@ -77,10 +77,10 @@ def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = (
 
 
 def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -> None:
-    """Serve until SIGTERM or SIGINT, and end the process.
+    """Serve until SIGTERM or SIGINT, then end the process.
 
     Args:
-        arguments: Command line. Default: that of this process.
+        arguments: Command line. Default: the command line of this process.
         examples: Lines for the help text.
     """
     chosen = settings(arguments, examples)
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
     _say(f"Loading the models of {chosen.directory}.")
     asyncio.run(_serve(app, chosen, address))
     log.finish(1.0)
-    # A thread of the HTTP server, or one that hangs in a computation, would hold up Python's end.
+    # Python would wait for threads of the HTTP server, and for a computation that hangs.
     os._exit(0)
 
 
@@ -108,9 +108,9 @@ async def _serve(app: Starlette, chosen: Settings, address: tuple[str, int]) -> 
 
     def end() -> None:
         stop.set()
-        for number in (signal.SIGTERM, signal.SIGINT):  # a second one ends it at once
+        for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends it at once
             loop.remove_signal_handler(number)
-        # A computation that hangs in a thread would keep the process for ever.
+        # A computation that hangs in a thread would keep the process running forever.
         timer = threading.Timer(chosen.drain_seconds + END_SECONDS, os._exit, [1])
         timer.daemon = True
         timer.start()
@@ -118,9 +118,9 @@ async def _serve(app: Starlette, chosen: Settings, address: tuple[str, int]) -> 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     async with server.running(app, chosen, address):
-        # models and libraries stay: the collector need not look at them again and again
+        # Models and libraries stay: the garbage collector need not check them each time.
         gc.freeze()
-        # Requests leave no cycles, and lists of a million values would start it a thousand times.
+        # Requests leave no cycles, and lists of a million values would start it 1,000 times.
         gc.set_threshold(50_000, 20, 100)
         repository = app.state.repository
         models = [

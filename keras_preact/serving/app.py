@@ -27,7 +27,7 @@ def create_app(
         settings: The server's settings.
         repository: Lends the models. Default: a `Repository` of `settings.directory`.
         replica: Name of this process if several share one address. It labels the
-            metrics; without it the counters of all would look like one.
+            metrics; without it the counters of all processes would look like one.
 
     Example:
         >>> app = create_app(Settings("saved_models"))  # doctest: +SKIP
@@ -53,7 +53,7 @@ def create_app(
     app = Starlette(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False  # a redirect would be the only answer that is not JSON
     measured = Metrics()
-    # in place of layers that do the same a second time
+    # in place of Starlette's own layers, which would do the same a second time
     app.middleware_stack = Gate(app.router, settings, measured)
     load = functools.partial(loading.load, metrics=measured)
     app.state.settings = settings

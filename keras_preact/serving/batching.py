@@ -1,4 +1,4 @@
-"""Requests that wait for the network, and the thread that computes them together."""
+"""Compute requests that wait for the network in batches, in a thread."""
 
 import asyncio
 import itertools
@@ -19,16 +19,17 @@ class ComputationError(RuntimeError):
 class Batcher:
     """Computes the rows of waiting requests together, in a thread of its own.
 
-    The thread takes waiting requests as a whole, first come first served, at most
-    `max_batch_size` rows of the same shape. The longer a batch takes, the more requests
-    wait for the next one: batches grow with the load, and a request alone is computed
-    at once. It belongs to one event loop at a time.
+    A batch holds whole requests in the order of their arrival, at most `max_batch_size`
+    rows of the same shape. The longer a batch takes, the more requests wait for the
+    next one: batches grow with the load, and a single request is computed at once. A
+    batcher belongs to one event loop at a time.
 
     Args:
-        run: Rows `(n, ...)` to named arrays `(n, ...)`.
+        run: Function from rows `(n, ...)` to named arrays `(n, ...)`.
         max_batch_size: Largest number of rows in a call of `run`, and in a request.
         together: Whether rows of different requests are computed together.
-        observe: Called with the rows of every batch, and the seconds that it took.
+        observe: Called with the number of rows of every batch and the seconds that it
+            took.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Batcher:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds that the present batch has been computed; 0 without any."""
+        """Seconds since the current batch began; 0 without a batch."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     async def submit(self, images: np.ndarray) -> Outputs:
@@ -83,7 +84,7 @@ class Batcher:
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(0)  # for requests that came in the same step of the loop
+        await asyncio.sleep(0)  # for requests that arrive in the same step of the loop
         while batch := self._next_batch():
             answers: list[Outputs] = []
             failure: Exception | None = None
@@ -96,14 +97,14 @@ class Batcher:
                 failure = error
             self._began = None
             for number, (_, answer) in enumerate(batch):
-                if answer.done():  # nobody waits any more
+                if answer.done():  # the request was cancelled
                     continue
                 if failure is None:
                     answer.set_result(answers[number])
                 else:
                     answer.set_exception(ComputationError("The network could not be computed."))
                     answer.exception().__cause__ = failure  # type: ignore[union-attr]
-            del batch, answers, failure  # the error would hold itself through its traceback
+            del batch, answers, failure  # the traceback of the error refers to the error
         self._worker = None
 
     def _next_batch(self) -> list[tuple[np.ndarray, "asyncio.Future[Outputs]"]]:

@@ -1,5 +1,5 @@
-"""What computes the networks of a server: a table of engines, each of which runs the
-same frozen graph.
+"""The engines that compute the networks of a server. All of them run the same frozen
+graph.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ class Frozen:
     """A TensorFlow function of images with its weights as constants in the graph.
 
     Args:
-        function: Images to a list of tensors.
-        outputs: Their names.
+        function: TensorFlow function from images to a list of tensors.
+        outputs: Names of these tensors.
         int8: File of the same network in 8 bits for OpenVINO, if there is one.
     """
 
@@ -34,11 +34,10 @@ class Frozen:
 
 
 def freeze(core) -> Frozen:
-    """Return a function that a SavedModel holds with its variables turned into
-    constants, after which it needs no variable.
+    """Return a function of a SavedModel with its variables turned into constants.
 
     Engines fold constants into the operations that use them. In TensorFlow, ResNet-50
-    is computed 1.3 to 1.6 times as fast for one image, but no faster for 32, and in
+    computes one image 1.3 to 1.6 times as fast, but 32 images no faster, and in
     bfloat16 slower (`training/benchmark/measured/serving.json`).
     """
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
@@ -54,8 +53,8 @@ def use_threads(threads: int | None) -> None:
     """Set the number of threads of TensorFlow, which all models of a process share.
     None: one per core.
 
-    TensorFlow takes the number only before its first computation; after it, the log
-    says that the number stays.
+    TensorFlow accepts the number only before its first computation. Afterwards this
+    function logs a warning and changes nothing.
     """
     import tensorflow as tf
 
@@ -66,7 +65,7 @@ def use_threads(threads: int | None) -> None:
         options.set_intra_op_parallelism_threads(threads)
     except RuntimeError:
         log.warning(
-            "TensorFlow began to compute before: it does not change to %d threads.", threads
+            "TensorFlow is already in use: its number of threads does not change to %d.", threads
         )
 
 
@@ -78,8 +77,8 @@ def tensorflow(frozen: Frozen, settings: Settings, precision: str) -> Engine:
 
     if frozen.int8 is not None:
         log.warning(
-            "The engine 'tensorflow' computes %s in float32: its 8 bits are for the engine "
-            "'openvino'.",
+            "The engine 'tensorflow' computes %s in float32: only the engine 'openvino' computes "
+            "it in 8 bits.",
             frozen.int8.parents[2].name,
         )
 
@@ -90,9 +89,9 @@ def tensorflow(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     return run
 
 
-def _with_short_constants_as_bytes(graph):
-    """Return a GraphDef in which no constant holds its 16-bit numbers one by one, which
-    OpenVINO does not read.
+def _with_constants_as_bytes(graph):
+    """Return a GraphDef that stores constants of 16-bit numbers as bytes. OpenVINO does
+    not read lists of such numbers.
     """
     import tensorflow as tf
 
@@ -109,11 +108,11 @@ def openvino_model(frozen: Frozen) -> Any:
     """Return the network as OpenVINO's model, with the names of the outputs."""
     import openvino as ov
 
-    # openvino.convert_model would do without a file, but it reports its use over the network.
+    # openvino.convert_model needs no file, but it reports its use over the network.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "frozen.pb"
         file.write_bytes(
-            _with_short_constants_as_bytes(frozen.function.graph.as_graph_def()).SerializeToString()
+            _with_constants_as_bytes(frozen.function.graph.as_graph_def()).SerializeToString()
         )
         model = ov.Core().read_model(file)
     for name, tensor in zip(frozen.outputs, frozen.function.outputs, strict=True):
@@ -128,17 +127,17 @@ def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     import openvino as ov
 
     options: dict[str, Any] = {
-        # By itself OpenVINO rounds float32 networks to bfloat16 on a CPU that is faster at it. In
-        # a network of 8 bits it is for the few layers in between.
+        # By default OpenVINO computes float32 networks in bfloat16 on CPUs on which this is faster.
+        # In an 8-bit network the hint concerns the few layers that are not in 8 bits.
         "INFERENCE_PRECISION_HINT": "f32" if precision == "float32" else "bf16",
-        # All threads to one batch at a time: the batcher runs them one after another.
+        # All threads compute one batch: the batcher runs batches one after another.
         "PERFORMANCE_HINT": "LATENCY",
     }
     if settings.threads is not None:
         options["INFERENCE_NUM_THREADS"] = settings.threads
-    # The graph itself is not held: OpenVINO has its own copy of the weights.
+    # The graph itself is not kept: OpenVINO has its own copy of the weights.
     model = ov.Core().read_model(frozen.int8) if frozen.int8 else openvino_model(frozen)
-    # for one thread, as the batcher has it
+    # one request object is enough: the batcher has one thread
     request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The errors that clients see. Their text goes out unchanged: it names no path and
+"""The errors that clients see. Their text is sent unchanged: it names no path and
 quotes no other library.
 """
 
@@ -49,7 +49,7 @@ class TooBusy(RequestError):
 
 
 class Unavailable(RequestError):
-    """Nothing can answer now, but something may soon."""
+    """The request cannot be answered now, but perhaps soon."""
 
     status = 503
     retry_after = 1

@@ -1,5 +1,5 @@
-"""The gate that every request passes: its id and token, the limits on bodies and time,
-plain errors, the log.
+"""The gate that every request passes: it checks hosts and tokens, limits bodies and
+time, turns errors into JSON, and logs the requests.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from keras_preact.serving.tensors import Call, Signature, shortened
 
 log = logging.getLogger("keras_preact.serving")
 
-#: Paths without a token: probes have none, and the page asks for it.
+#: Paths that need no token: probes have none, and the page asks the user for it.
 OPEN = re.compile(r"/|/static/.*|/v2/health/(live|ready)")
 PROBES = re.compile(r"/v2/health/(live|ready)|/metrics")
-#: Work on fewer bytes takes less time than its way to a thread and back.
+#: Work on fewer bytes takes less time than handing it to a thread.
 INLINE_BYTES = 32 * 1024
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Gate:
-    """Wraps the app. Whatever happens inside, an error leaves it as JSON with a plain
+    """Wraps the app. Every error inside is answered with JSON that holds a plain
     sentence.
     """
 
@@ -55,13 +55,13 @@ class Gate:
             return
         began = time.perf_counter()
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        name = given if _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
+        received = headers.get("x-request-id", "")
+        request_id = received if _ID.fullmatch(received) else f"{random.getrandbits(128):032x}"
         start: Message = {}
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 start.update(message)
             await send(message)
 
@@ -69,24 +69,24 @@ class Gate:
             self._check(scope, headers)
             await self._app(scope, receive, sending)
         except Exception as error:
-            response = self._refusal(scope, error, name)
-            # Frames hold the request's body, and some hold the error in turn: such a cycle would
-            # keep the body until Python's collector runs.
+            response = self._refusal(scope, error, request_id)
+            # Frames hold the request's body, and some of them hold the error: such a cycle would
+            # keep the body until Python's garbage collector runs.
             cause: BaseException | None = error
             while cause is not None:
                 cause.__traceback__ = None
                 cause = cause.__cause__ or cause.__context__
             if not start:
                 await response(scope, receive, sending)
-        self._record(scope, name, start, time.perf_counter() - began)
+        self._record(scope, request_id, start, time.perf_counter() - began)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Check the host that the request is for, and its token."""
         hosts = headers.getlist("host")
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
-            raise RequestError("A request of HTTP/1.1 must have one Host header.")
+            raise RequestError("An HTTP/1.1 request must have one Host header.")
         if self._hosts is not None and hosts:
-            # without the port; an address of IPv6 is in brackets
+            # without the port; an IPv6 address is in brackets
             host = re.sub(r":\d*$", "", hosts[0]).strip("[]").lower()
             if host not in self._hosts:
                 raise RequestError(
@@ -100,13 +100,12 @@ class Gate:
         scheme, _, value = headers.get("authorization", "").encode().partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(value.strip(), token.encode()):
             raise RequestError(
-                "This server wants a token: the header Authorization with the word Bearer and the "
-                "token.",
+                "This server needs a token. Send it in the header 'Authorization: Bearer TOKEN'.",
                 401,
                 {"WWW-Authenticate": "Bearer"},
             )
 
-    def _refusal(self, scope: Scope, error: Exception, name: str) -> Response:
+    def _refusal(self, scope: Scope, error: Exception, request_id: str) -> Response:
         if isinstance(error, HTTPException) and error.status_code == 404:
             error = NotFound("Nothing is served at this path. GET /v1/models lists the models.")
         elif isinstance(error, HTTPException):
@@ -115,37 +114,37 @@ class Gate:
         elif isinstance(error, ClientDisconnect):  # or its chunks are damaged
             error = RequestError("The body ended before it was complete.")
         elif not isinstance(error, RequestError):
-            log.error("internal error", exc_info=error, extra={"id": name})
-            error = RequestError(f"internal error; the log has it under {name}", 500)
+            log.error("internal error", exc_info=error, extra={"id": request_id})
+            error = RequestError(f"internal error; the log has it under {request_id}", 500)
         return json_response({"error": error.message}, error.status, error.headers)
 
-    def _record(self, scope: Scope, name: str, start: Message, seconds: float) -> None:
+    def _record(self, scope: Scope, request_id: str, start: Message, seconds: float) -> None:
         state, status = scope.get("state", {}), start.get("status", 500)
         model, version = state.get("model", ""), str(state.get("version", ""))
         labels = getattr(scope.get("endpoint"), "__name__", "none"), model, version
         self._metrics.requests.labels(*labels, str(status)).inc()
         self._metrics.request_seconds.labels(*labels).observe(seconds)
         is_probe = PROBES.fullmatch(scope["path"]) is not None
-        wanted = self._settings.access_log
-        if wanted == "none" or (is_probe and wanted != "all"):
+        access_log = self._settings.access_log
+        if access_log == "none" or (is_probe and access_log != "all"):
             return
         fields = {
-            "id": name,
+            "id": request_id,
             "method": scope["method"],
             "path": scope["path"],
             "model": model,
             "version": version,
             "status": status,
             "ms": round(seconds * 1000, 3),
-            # the HTTP server itself reads the page's files
+            # from the header: the HTTP server itself sends the page's files
             "bytes": int(Headers(raw=start.get("headers", [])).get("content-length", 0)),
         }
         log.info("request", extra=fields)
 
 
 class Admission:
-    """Counts requests in progress and the bytes of their bodies, and refuses those
-    beyond the settings.
+    """Counts requests in progress and the bytes of their bodies, and refuses requests
+    beyond the limits of the settings.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics):
@@ -160,7 +159,7 @@ class Admission:
         return len(self._limits)
 
     def finish_by(self, end: float) -> None:
-        """Have no request last beyond this time of the event loop."""
+        """Cancel every request that is in progress at `end`, a time of the event loop."""
         self._end = end
         for limit in self._limits:
             if not limit.expired():
@@ -168,17 +167,18 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admit(self, request: Request):
-        """Give the body of a request, and cancel what the context does with it at the
+        """Yield the body of a request, and cancel the code in the context at the
         request's deadline.
 
         Raises:
-            RequestError: if it cannot be accepted, takes too long to come or to be
-                answered. What remains of the body is not read.
+            RequestError: if the request cannot be accepted, or takes too long to arrive
+                or to be answered. The remaining body is not read.
         """
         settings, now = self._settings, asyncio.get_running_loop().time
         if self.requests >= settings.max_requests:
             raise TooBusy(
-                f"{self.requests} requests are in progress, the most at once. Send it again later."
+                f"{self.requests} requests are in progress, which is the limit. Send this one "
+                "again later."
             )
         chunks: list[bytes] = []
         size, reading = 0, True
@@ -220,22 +220,23 @@ class Admission:
         """Check the size of a body; `more` of its bytes are not counted yet."""
         limit, total = self._settings.max_body_bytes, self._settings.max_pending_bytes
         if size > limit:
-            raise TooLarge(f"A body may have {limit} bytes. Send fewer rows at once.")
+            raise TooLarge(f"A body may have at most {limit} bytes. Send fewer rows at once.")
         if self.bytes + more > total:
             raise TooBusy(
-                f"The bodies of the requests in progress hold {total} bytes, the most at once. "
-                "Send it again later."
+                f"The bodies of all requests in progress may have at most {total} bytes. Send "
+                "this request again later."
             )
 
 
 def inference(parse: Callable[[Request, bytes, Mapping[str, Signature]], Call]):
     """Return a decorator that makes an endpoint of `write(servable, call, outputs)`.
 
-    Reading and writing many bytes takes a thread. There is one, which limits the memory
-    that it needs.
+    Large requests and answers are read and written in a thread. There is only one such
+    thread, which limits the memory that it needs.
 
     Args:
-        parse: Reads a request, its body, for a model with these signatures.
+        parse: Function that reads a request: `parse(request, body, signatures)`, with
+            the signatures of the model by name.
     """
 
     def decorator(write: Callable[[Servable, Call, Outputs], Response]):
@@ -255,7 +256,7 @@ def inference(parse: Callable[[Request, bytes, Mapping[str, Signature]], Call]):
 
 
 async def in_thread(request: Request, size: int, function: Callable, *arguments: Any) -> Any:
-    """Return `function(*arguments)`, which handles `size` bytes."""
+    """Return `function(*arguments)`, in a thread if it handles many bytes (`size`)."""
     if size <= INLINE_BYTES:
         return function(*arguments)
     loop = asyncio.get_running_loop()
@@ -264,15 +265,15 @@ async def in_thread(request: Request, size: int, function: Callable, *arguments:
 
 @contextlib.contextmanager
 def leased(request: Request) -> Iterator[Servable]:
-    """Give the servable that the path of a request names; it stays loaded until the
+    """Yield the servable that the path of a request names. It stays loaded until the
     context ends.
 
     Raises:
-        NotFound, Unavailable: if there is none.
+        NotFound, Unavailable: if there is no such servable.
     """
     name, version = request.path_params["name"], version_of(request)
     with request.app.state.repository.lease(name, version) as servable:
-        # Only now: invented names would be new series of the metrics.
+        # Only now: otherwise unknown names would add series to the metrics.
         request.state.model, request.state.version = servable.name, servable.version
         yield servable
 
@@ -286,12 +287,12 @@ def version_of(request: Request) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise RequestError("A version must be a whole number, as in versions 1 or 2.")
+        raise RequestError("A version must be a whole number, such as 1 or 2.")
     return int(text)
 
 
 def json_response(content: Any, status: int = 200, headers: Any = None) -> Response:
-    """Return an answer of JSON, which may hold NumPy arrays."""
+    """Return a JSON answer. The content may hold NumPy arrays."""
     return Response(as_json(content), status, headers, media_type="application/json")
 
 

@@ -1,5 +1,5 @@
-"""Loads a version of a model from its folder: its card, its files, the functions of the
-SavedModel, its warm-up requests.
+"""Load a version of a model from its folder: read its card, check its files, load the
+functions of its SavedModel, run its warm-up requests.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     Args:
         path: `.../NAME/VERSION`.
         settings: The server's settings.
-        metrics: Count every batch that is computed.
+        metrics: Metrics that count every computed batch.
 
     Raises:
-        LoadError: for what is wrong with its files, in a sentence without a path.
-        Exception: of another kind, if a library cannot load or compute them.
+        LoadError: if its files are wrong; the message is a sentence without a path.
+        Exception: of another class, if a library cannot load or compute the model.
     """
     labels = path.parent.name, path.name
     name, card_file = _directory.OWN_CARD.as_posix(), path / _directory.OWN_CARD
@@ -84,21 +84,21 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
 
 
 def _signature(name: str, function: dict[str, Any]) -> Signature:
-    [only] = _specs(function["inputs"]).values()
-    return Signature(name, only, _specs(function["outputs"]))
+    [input_spec] = _specs(function["inputs"]).values()
+    return Signature(name, input_spec, _specs(function["outputs"]))
 
 
 def _specs(tensors: dict[str, Any]) -> dict[str, TensorSpec]:
     return {
         name: TensorSpec(
             name,
-            one["dtype"],
-            tuple(one["shape"]),
+            tensor["dtype"],
+            tuple(tensor["shape"]),
             None
-            if one.get("mean") is None
-            else InputRange(np.array(one["mean"]), np.array(one["std"])),
+            if tensor.get("mean") is None
+            else InputRange(np.array(tensor["mean"]), np.array(tensor["std"])),
         )
-        for name, one in tensors.items()
+        for name, tensor in tensors.items()
     }
 
 
@@ -106,16 +106,16 @@ def check_files(version: Path, hashes: dict[str, str]) -> None:
     """Compare the files of a version with the hashes in its card.
 
     Raises:
-        LoadError: if one is missing, damaged, or not in the card. Hidden files do not
-            count.
+        LoadError: if a file is missing, damaged, or not in the card. Hidden files are
+            ignored.
     """
     paths = [path for path in version.rglob("[!.]*") if not path.is_dir()]
-    found = {path.relative_to(version).as_posix() for path in paths}
-    for name in sorted(found - {_directory.OWN_CARD.as_posix(), *hashes}):
-        raise LoadError(f"It holds {name}, which its model card does not know.")
+    present = {path.relative_to(version).as_posix() for path in paths}
+    for name in sorted(present - {_directory.OWN_CARD.as_posix(), *hashes}):
+        raise LoadError(f"It holds {name}, which its model card does not list.")
     for name, expected in hashes.items():
-        # a name that leads out of the folder is not found, and a pipe is no file
-        if name not in found or not (version / name).is_file():
+        # a name that leads out of the folder is not in `present`, and a pipe is not a file
+        if name not in present or not (version / name).is_file():
             raise LoadError(f"Its {name} is missing, or not a regular file.")
         if _directory.sha256(version / name) != expected:
             raise LoadError(
@@ -140,8 +140,8 @@ def read_signature_defs(version: Path) -> dict[str, Any]:
 
 
 def read_functions(version: Path) -> tuple[engines.Frozen, Callable | None]:
-    """Return the network of a SavedModel with its weights in the graph, and its decoder
-    of images, if any.
+    """Return the network of a SavedModel with its weights in the graph, and the decoder
+    of images that the SavedModel holds, if any.
     """
     import tensorflow as tf
 
@@ -154,8 +154,8 @@ def read_functions(version: Path) -> tuple[engines.Frozen, Callable | None]:
 
 
 async def _warm_up(servable: Servable, path: Path) -> None:
-    """Run the version's warm-up requests, so that no client waits for what is slow the
-    first time.
+    """Run the version's warm-up requests, so that no client waits for slow first
+    computations.
     """
     from keras_preact.export import _warmup
 
@@ -172,4 +172,4 @@ async def _warm_up(servable: Servable, path: Path) -> None:
             pass  # this server computes smaller batches than the model was exported for
         except (RequestError, ComputationError, KeyError) as error:
             await servable.close()
-            raise LoadError(f"A warm-up request of it fails: {error}") from error
+            raise LoadError(f"One of its warm-up requests fails: {error}") from error

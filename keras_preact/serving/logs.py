@@ -1,4 +1,4 @@
-"""The server's log: one JSON object a line, on stderr."""
+"""The server's log: one JSON object per line, on stderr."""
 
 import contextlib
 import datetime
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-# What every record has; the rest is what the call passed as `extra`.
+# Attributes of every record; a call passes all others as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -31,12 +31,12 @@ class JsonFormatter(logging.Formatter):
 
 
 class Log(logging.Handler):
-    """Writes records as JSON lines in a thread of its own: who logs never waits for who
-    reads the log. Lines beyond `capacity` that wait are dropped, and counted.
+    """Writes records as JSON lines in a thread of its own, so that the server never
+    waits for the reader of the log. If `capacity` lines wait, new ones are dropped.
 
     Args:
         descriptor: File descriptor to write to.
-        capacity: Most lines that wait.
+        capacity: Largest number of waiting lines.
         dropped: Called for each line that is dropped.
     """
 
@@ -51,7 +51,7 @@ class Log(logging.Handler):
         self._dropped = dropped
         self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(capacity)
-        # os.write and a daemon: a thread that hangs in it holds no lock, and not the process
+        # os.write in a daemon thread: if it hangs, it holds no lock and the process can end
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -61,7 +61,7 @@ class Log(logging.Handler):
             self._dropped()
 
     def finish(self, seconds: float) -> None:
-        """Wait until the lines are written, at most so long."""
+        """Wait until the lines are written, for at most `seconds`."""
         end = time.monotonic() + seconds
         while self._lines.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.01)
@@ -69,13 +69,13 @@ class Log(logging.Handler):
     def _write(self) -> None:
         while True:
             lines = [self._lines.get()]
-            # Others follow soon in a busy server: to wake for each takes 40 us a request.
+            # In a busy server others follow soon. Waking for each takes 40 us per request.
             time.sleep(0.01)
             with contextlib.suppress(queue.Empty):
                 while len(lines) < 1000:
                     lines.append(self._lines.get_nowait())
             data = "".join(lines).encode()
-            with contextlib.suppress(OSError):  # nobody can read it any more
+            with contextlib.suppress(OSError):  # nobody can read the log any more
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             for _ in lines:

@@ -18,8 +18,8 @@ _VERSION = ["model", "version"]
 
 
 class Metrics:
-    """What one server counts, in a registry of its own. Labels take few values: models
-    and versions that were loaded.
+    """The metrics of one server, in a registry of their own. Labels have few values:
+    models and versions that were loaded.
     """
 
     def __init__(self):
@@ -27,8 +27,8 @@ class Metrics:
         ProcessCollector(registry=registry)
         self.requests = Counter(
             "keras_preact_requests",
-            "Requests answered. `api`: the operation; `model`, `version`: empty where none was "
-            "reached.",
+            "Requests answered. `api`: the operation; `model`, `version`: empty if the request "
+            "reached none.",
             ["api", *_VERSION, "status"],
             registry=registry,
         )
@@ -41,7 +41,7 @@ class Metrics:
         )
         self.batch_rows = Histogram(
             "keras_preact_batch_rows",
-            "Images that the network computed at once.",
+            "Images per batch that the network computed.",
             _VERSION,
             buckets=_ROWS,
             registry=registry,
@@ -58,13 +58,13 @@ class Metrics:
         )
         self.dropped_lines = Gauge(
             "keras_preact_log_lines_dropped",
-            "Lines of the log that were dropped: what reads it is too slow.",
+            "Lines of the log that were dropped because its reader is too slow.",
             registry=registry,
         )
 
 
 class _Scrape(Collector):
-    """All metrics of an app now. Models that are gone leave no series of a queue."""
+    """All current metrics of an app. A model that is gone has no series for its queue."""
 
     def __init__(self, state: State):
         self._state = state
@@ -73,22 +73,22 @@ class _Scrape(Collector):
         repository, replica = self._state.repository, self._state.replica
         images = GaugeMetricFamily(
             "keras_preact_queue_images",
-            "Images that are decoded or computed, or wait for it.",
+            "Images that are being decoded or computed, or that wait.",
             labels=_VERSION,
         )
         for servable in repository.servables():
             images.add_metric([servable.name, str(servable.version)], servable.in_progress)
         available = GaugeMetricFamily(
             "keras_preact_model_available_versions",
-            "Versions that answer requests; 0 for a model of which none could be loaded.",
+            "Versions that answer requests; 0 if no version of the model could be loaded.",
             labels=["model"],
         )
         for name in repository.names():
             available.add_metric([name], len(repository.available(name)))
-        of_process = {} if replica is None else {"replica": replica}
+        replica_label = {} if replica is None else {"replica": replica}
         for family in [*self._state.metrics.registry.collect(), images, available]:
             family.samples = [
-                one._replace(labels=one.labels | of_process) for one in family.samples
+                one._replace(labels=one.labels | replica_label) for one in family.samples
             ]
             yield family
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over HTTP: the API of KServe and Triton, its
+"""The Open Inference Protocol, version 2, over HTTP, which KServe and Triton use: its
 paths, its JSON and its binary tensors.
 """
 
@@ -69,7 +69,7 @@ async def server_metadata(request: Request) -> Response:
 
 
 async def live(request: Request) -> Response:
-    """200 as long as the process answers and no network is computed without end."""
+    """200 while the process answers and no batch takes longer than `hang_seconds`."""
     state = request.app.state
     limit = state.settings.hang_seconds
     for servable in state.repository.servables():
@@ -82,15 +82,15 @@ async def live(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """503 until a model is available, and after the server is told to stop."""
+    """503 until a model is available, and again while the server stops."""
     state = request.app.state
     is_ready = not state.stopping and bool(state.repository.servables())
     return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
 
 async def model_metadata(request: Request) -> Response:
-    """The tensors of the default signature, where clients look for a model's, and those
-    of each under `signatures`.
+    """The tensors of the default signature, where clients look for a model's tensors,
+    and the tensors of all signatures under `signatures`.
     """
     with leased(request) as servable:
         signatures = {
@@ -112,12 +112,12 @@ async def model_ready(request: Request) -> Response:
 
 
 def parse(request: Request, body: bytes, signatures: Mapping[str, Signature]) -> Call:
-    """Read an infer request: JSON, and perhaps the bytes of a binary tensor. The form of
-    the call: the names of the wanted outputs with whether each is wanted in binary, and
-    the request's own id.
+    """Read an infer request: JSON, perhaps followed by the bytes of a binary tensor.
+    The call's `form` holds the names of the wanted outputs, each with whether it is
+    wanted in binary, and the request's own id.
 
     Raises:
-        RequestError: if it is not one, or fits no signature.
+        RequestError: if the body is not an infer request, or fits no signature.
     """
     length = request.headers.get(HEADER, str(len(body)))
     is_number = length.isascii() and length.isdecimal() and len(length) <= 18
@@ -129,24 +129,24 @@ def parse(request: Request, body: bytes, signatures: Mapping[str, Signature]) ->
         asked = _Infer.model_validate(document, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))[:200]
+        location = ".".join(map(str, first["loc"]))[:200]
         received = tensors.described(first["input"])
-        raise RequestError(f"`{place}`: {first['msg']}. Received: {received}") from None
-    [given] = asked.inputs
-    signature = _signature(asked, given.name, signatures)
+        raise RequestError(f"`{location}`: {first['msg']}. Received: {received}") from None
+    [tensor] = asked.inputs
+    signature = _signature(asked, tensor.name, signatures)
     by_default = asked.parameters.binary_data_output
     outputs = {
         one.name: by_default if one.parameters.binary_data is None else one.parameters.binary_data
         for one in asked.outputs
     }
-    array = _tensor(given, memoryview(body)[head:])
+    array = _tensor(tensor, memoryview(body)[head:])
     wanted = outputs or dict.fromkeys(signature.outputs, by_default)
     return Call.of(signature, array, (wanted, asked.id))
 
 
 def _signature(asked: _Infer, name: str, signatures: Mapping[str, Signature]) -> Signature:
-    """Return the signature that the request names, or the first, the default one before
-    others, that has this input and these outputs.
+    """Return the signature with this input and these outputs. If the request names no
+    signature, the default one is tried first, then the others.
     """
     outputs = [one.name for one in asked.outputs]
     if asked.parameters.signature_name is not None:
@@ -159,23 +159,23 @@ def _signature(asked: _Infer, name: str, signatures: Mapping[str, Signature]) ->
     known = "; ".join(f"{s.name}: {s.input.name} to {', '.join(s.outputs)}" for s in candidates)
     received = ", ".join(tensors.described(one) for one in [name, *outputs[:5]])
     raise RequestError(
-        f"The input and outputs must be those of one signature ({known}). Received: {received}"
+        f"The input and outputs must belong to one signature ({known}). Received: {received}"
     )
 
 
-def _tensor(tensor: _Input, rest: memoryview) -> np.ndarray:
+def _tensor(tensor: _Input, binary: memoryview) -> np.ndarray:
     """Return an input as an array of its own datatype and shape."""
     name, shape, count = tensor.name, tensor.shape, math.prod(tensor.shape)
     size = tensor.parameters.binary_data_size
     if (size is None) == (tensor.data is None):
         raise RequestError(f"`{name}` must have either `data` or the parameter `binary_data_size`.")
-    if (size or 0) != len(rest):
+    if (size or 0) != len(binary):
         raise RequestError(
             f"`binary_data_size` of `{name}` must be the number of bytes after the JSON. Received: "
-            f"{size or 0} for {len(rest)} bytes"
+            f"{size or 0} for {len(binary)} bytes"
         )
     if tensor.data is None:
-        return from_bytes(rest, tensor.datatype, count, name).reshape(shape)
+        return from_bytes(binary, tensor.datatype, count, name).reshape(shape)
     flat = tensors.from_json(tensor.data, name, _dtype(tensor.datatype)).ravel()
     if flat.size != count:
         raise RequestError(
@@ -188,21 +188,21 @@ def from_bytes(data: memoryview, datatype: str, count: int, name: str) -> np.nda
     """Return `count` values as an array of one axis.
 
     Raises:
-        RequestError: if `data` does not hold exactly as many.
+        RequestError: if `data` does not hold exactly `count` values.
     """
     if datatype == TEXT:
-        found: list[bytes] = []
-        at = 0
-        while len(found) < count and at + _LENGTH.size <= len(data):
-            end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
-            found.append(bytes(data[at + _LENGTH.size : end]))
-            at = end
-        if at != len(data) or len(found) != count:
+        elements: list[bytes] = []
+        start = 0
+        while len(elements) < count and start + _LENGTH.size <= len(data):
+            end = start + _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
+            elements.append(bytes(data[start + _LENGTH.size : end]))
+            start = end
+        if start != len(data) or len(elements) != count:
             raise RequestError(
                 f"`{name}` must have {count} elements, each after the four bytes of its length, "
                 "and nothing more."
             )
-        return tensors.texts(found)
+        return tensors.texts(elements)
     dtype = np.dtype(_dtype(datatype))
     if len(data) != count * dtype.itemsize:
         raise RequestError(
@@ -213,7 +213,7 @@ def from_bytes(data: memoryview, datatype: str, count: int, name: str) -> np.nda
 
 
 def to_bytes(array: np.ndarray) -> bytes:
-    """Return the values in order. A text follows the four bytes of its length."""
+    """Return the values in order. Each text follows the four bytes of its length."""
     if array.dtype.kind != "O":
         return array.tobytes()
     texts = [text.encode() for text in array.ravel().tolist()]
@@ -222,11 +222,11 @@ def to_bytes(array: np.ndarray) -> bytes:
 
 @inference(parse)
 def infer(servable: Servable, call: Call, outputs: Outputs) -> Response:
-    """Write the outputs that the request names; tensors are JSON, or bytes after it."""
-    wanted, number = call.form
+    """Write the outputs that the request names, as JSON or as bytes after the JSON."""
+    wanted, request_id = call.form
     answer: dict[str, Any] = {"model_name": servable.name, "model_version": str(servable.version)}
-    if number is not None:
-        answer["id"] = number
+    if request_id is not None:
+        answer["id"] = request_id
     if call.warning is not None:
         answer["parameters"] = {"warning": call.warning}
     described: list[dict[str, Any]] = []

@@ -1,11 +1,11 @@
-"""The server as a Ray Serve application, in several processes on one machine or many,
-as many as the requests ask for.
+"""The server as a Ray Serve application: several processes on one machine or many.
+Their number follows the load.
 
-serve run keras_preact.serving.ray_serve:build directory=/shared/saved_models
-max_replicas=8
+    serve run keras_preact.serving.ray_serve:build directory=/models max_replicas=8
 
-Ray's proxy does not repeat a request whose replica dies: the client gets its status 500
-without JSON, and may send the request again, which changes nothing on a server.
+If a replica dies, Ray's proxy does not repeat its requests: the clients get status 500
+without JSON. They may send the requests again, because a request changes nothing on a
+server.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ except ImportError as error:
         f"({error})"
     ) from error
 
-#: Settings of the process that listens, which is Ray's proxy here.
-_OF_THE_PROXY = ("host", "port", "header_seconds")
+#: Settings of the process that listens. Here this is Ray's proxy.
+_PROXY_SETTINGS = ("host", "port", "header_seconds")
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
@@ -40,20 +40,24 @@ class Replicas(Settings):
         ValueError: for a value that cannot work.
     """
 
-    replicas: Annotated[int, Field(gt=0)] = option(1, "processes; with max_replicas, the fewest")
-    max_replicas: int | None = option(None, "most processes that Ray starts; default: replicas")
+    replicas: Annotated[int, Field(gt=0)] = option(
+        1, "number of processes; with max_replicas, the smallest number"
+    )
+    max_replicas: int | None = option(
+        None, "largest number of processes that Ray starts; default: replicas"
+    )
     target_requests: Annotated[float, Field(ge=0.01)] = option(
         8.0, "average requests per process beyond which Ray starts another"
     )
     num_cpus: Annotated[float, Field(ge=0)] = option(
-        1.0, "cores of each; its computations have as many threads by default"
+        1.0, "cores per process; by default its computations use as many threads"
     )
-    num_gpus: Annotated[float, Field(ge=0)] = option(0.0, "GPUs of each")
+    num_gpus: Annotated[float, Field(ge=0)] = option(0.0, "GPUs per process")
 
 
 class ModelServer:
-    """A replica: the app and its repository, made in Ray's process, where every model
-    is loaded once.
+    """A replica: the app and its repository in a process of Ray. Every process loads
+    every model once.
     """
 
     def __init__(self, settings: Settings):
@@ -62,16 +66,16 @@ class ModelServer:
     def __serve_build_asgi_app__(self):
         from keras_preact.serving.app import create_app
 
-        # Each scrape through Ray's proxy reaches one of the replicas.
+        # Each scrape through Ray's proxy reaches only one of the replicas.
         self._repository_app = create_app(self._settings, replica=uuid.uuid4().hex[:8])
         return self._repository_app
 
     async def check_health(self) -> None:
-        """Raise a RuntimeError if nothing can be served; Ray then starts the replica
-        anew, or does not begin to use it.
+        """Raise a RuntimeError if nothing can be served. Ray then restarts the replica,
+        or does not start to use it.
 
-        One model that fails to load beside others is no reason for that: the others
-        would be lost, and it would fail again.
+        If one of several models fails to load, the replica is healthy: after a restart
+        the model would fail again, and the others would be interrupted.
         """
         if not self._repository_app.state.repository.servables():
             raise RuntimeError(
@@ -80,8 +84,8 @@ class ModelServer:
 
 
 def build(options: Mapping[str, Any]) -> serve.Application:
-    """Return a Ray Serve application, for `serve.run`; the builder of one, for `serve
-    run` and configuration files.
+    """Return a Ray Serve application for `serve.run`. The command `serve run` and
+    configuration files name this function as a builder.
 
     Args:
         options: `directory`, which all machines must see under the same path, and any
@@ -98,23 +102,25 @@ def build(options: Mapping[str, Any]) -> serve.Application:
         >>> options = {"directory": "saved_models", "replicas": 2, "num_cpus": 4}
         >>> serve.run(build(options))  # doctest: +SKIP
     """
-    known = {one.name: one for one in dataclasses.fields(Replicas) if one.name not in _OF_THE_PROXY}
+    known = {
+        one.name: one for one in dataclasses.fields(Replicas) if one.name not in _PROXY_SETTINGS
+    }
     for name in options:
         _checks.lookup(known, name, "option")
-    given = read(Replicas, options)
+    chosen = read(Replicas, options)
     settings = dataclasses.replace(
-        given,
+        chosen,
         # replicas have working directories of their own
-        directory=given.directory.absolute(),
+        directory=chosen.directory.absolute(),
         # Ray's proxy listens, and the default of this setting is for a local server
-        allowed_hosts=given.allowed_hosts or "*",
-        threads=given.threads or max(1, int(given.num_cpus)),
+        allowed_hosts=chosen.allowed_hosts or "*",
+        threads=chosen.threads or max(1, int(chosen.num_cpus)),
     )
     deployment = serve.deployment(
         serve.ingress()(ModelServer),
         name="keras_preact",
-        # What a replica would refuse waits for another, and as much again; the proxy refuses the
-        # rest with status 503.
+        # A request that a replica would refuse waits for another replica. At most max_requests
+        # wait; the proxy refuses further requests with status 503.
         max_ongoing_requests=settings.max_requests,
         max_queued_requests=settings.max_requests,
         graceful_shutdown_timeout_s=settings.deadline_seconds + settings.drain_seconds,

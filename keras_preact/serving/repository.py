@@ -1,5 +1,5 @@
-"""The served models: loads the versions that appear in a directory, lends them, and
-closes those that disappear.
+"""The served models: load the versions that appear in a directory, lend them, and close
+versions that disappear.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ Files = frozenset[tuple[str, int, int]]
 
 @dataclass(eq=False)
 class Version:
-    """A version of a model, which belongs to the event loop, and its state in
-    TensorFlow Serving's words.
+    """A version of a model and its state, in TensorFlow Serving's words. It belongs to
+    the event loop.
 
     Args:
         model: The model's name.
@@ -36,9 +36,9 @@ class Version:
             to load).
         error_code: OK, or why it failed to load.
         error_message: A sentence for clients; empty without an error.
-        servable: What is lent, once it is loaded and until it is closed.
+        servable: The loaded version, until it is closed.
         failed_files: The files that could not be loaded.
-        leases: How often it is lent now.
+        leases: Number of current leases.
         unused: Set when the last lease ends.
     """
 
@@ -73,20 +73,20 @@ class Version:
 class Repository:
     """Follows a directory of models, and lends the loaded ones.
 
-    It serves the `settings.versions` highest versions of each model, or those that its
-    `version_policy.json` chooses, among those that load: a broken version does not
-    replace one that works. A new version is loaded first; only then the one that it replaces is
-    drained: it is not lent any more, and closed after its last lease. A version that
-    failed to load is tried again when anything in its folder changes; one that is
-    served stays as it was loaded.
+    It serves the `settings.versions` highest versions of each model, or the versions
+    that its `version_policy.json` chooses. Versions that fail to load do not count: a
+    broken version does not replace one that works. A new version is loaded before the
+    old one is drained: a drained version is no longer lent, and is closed after its
+    last lease. A version that failed to load is tried again when anything in its folder
+    changes. A served version stays as it was loaded.
 
     A model without versions is drained. While a folder cannot be read, everything stays
-    as it is. At most one version is loaded at a time, in a thread; everything else
-    happens in the event loop, to which the methods belong.
+    as it is. At most one version is loaded at a time, in a thread. Everything else
+    happens in the event loop, where the methods must be called.
 
     Args:
         settings: `directory`, `versions`, `poll_seconds` and `drain_seconds` are used
-            here, all by `load`.
+            here; `load` receives all settings.
         load: Loads and warms up a version: `load(path, settings)`, called in a thread.
 
     Example:
@@ -107,15 +107,15 @@ class Repository:
         self._poller: asyncio.Task | None = None
 
     async def start(self) -> None:
-        """Begin to follow the directory; return when each version to be served was
-        loaded, or failed.
+        """Start to follow the directory. Return when every version to serve is loaded
+        or has failed.
         """
         await self._update()
         self._poller = asyncio.create_task(self._poll())
 
     async def stop(self) -> None:
-        """Lend nothing more, and close everything; after `settings.drain_seconds`,
-        leave what is in use to its last lease.
+        """Lend nothing more, and close everything. After `settings.drain_seconds`, do
+        not wait longer for versions in use.
         """
         self._stopping.set()
         with contextlib.suppress(TimeoutError):
@@ -129,17 +129,18 @@ class Repository:
 
     @contextlib.contextmanager
     def lease(self, name: str, version: int | None = None) -> Iterator[Servable]:
-        """Give a version, by default the highest available, which is not closed before
-        the context ends.
+        """Yield a version, by default the highest available one. It is not closed
+        before the context ends.
 
         Raises:
             NotFound: if there is no such model, or no such version of it is served.
-            Unavailable: while it is being loaded, or if it failed to.
+            Unavailable: while the version is being loaded, if it failed to load, or
+                while the server stops.
         """
         if self._stopping.is_set():
             raise Unavailable("The server is stopping.")
-        found = [one for one in self.status(name) if version in (None, one.version)]
-        available = [one for one in found if one.state == "AVAILABLE"]
+        candidates = [one for one in self.status(name) if version in (None, one.version)]
+        available = [one for one in candidates if one.state == "AVAILABLE"]
         if available:
             one = available[-1]
             assert one.servable is not None
@@ -150,7 +151,7 @@ class Repository:
                 one.leases -= 1
                 if not one.leases:
                     one.unused.set()
-        elif any(one.state == "LOADING" or one.error_code != "OK" for one in found):
+        elif any(one.state == "LOADING" or one.error_code != "OK" for one in candidates):
             raise Unavailable(f"Model {name!r} is not available, or not yet; its status says why.")
         else:
             raise NotFound(
@@ -178,15 +179,15 @@ class Repository:
         return sorted(self._models)
 
     def status(self, name: str) -> list[Version]:
-        """Return a model's versions, in their order. Those that were never wanted are
-        not among them.
+        """Return a model's versions in ascending order, without those that were never
+        to be served.
 
         Raises:
             NotFound: if there is no such model.
         """
         if name not in self._models:
             name = shortened(name)
-            hint = _checks.nearest(name, self.names()) if self._models else "There is none now."
+            hint = _checks.nearest(name, self.names()) if self._models else "There are none now."
             raise NotFound(f"Unknown model. {hint} Received: {name!r}")
         return [version for _, version in sorted(self._models[name].items())]
 
@@ -199,7 +200,9 @@ class Repository:
         return [one.version for one in self.status(name) if one.state == "AVAILABLE"]
 
     def servables(self) -> list[Servable]:
-        """Return what can be lent, to look at it; who computes with one leases it."""
+        """Return the versions that can be lent, for inspection only: to compute with
+        one, lease it.
+        """
         return [
             one.servable
             for name in self.names()
@@ -215,19 +218,19 @@ class Repository:
             await self._update()
 
     async def _update(self) -> None:
-        """Bring what is loaded to what is in the directory now."""
+        """Load and close versions to match the directory."""
         problems, directory = [], self._settings.directory
         try:
             folders = await asyncio.to_thread(models, directory)
             for name in sorted(folders.keys() | self._models.keys()):
                 try:
                     await self._update_model(name, folders.get(name, directory / name))
-                except Exception as error:  # the other models are followed
+                except Exception as error:  # the other models are still followed
                     problems.append(f"{name}: {error}")
         except OSError as error:
             problems.append(str(error))
         complaint = "; ".join(problems)
-        if complaint and complaint != self._complaint:  # not at each look
+        if complaint and complaint != self._complaint:  # once, not in every update
             log.warning("models could not be read, and stay as they are: %s", complaint)
         self._complaint = complaint
 
@@ -246,7 +249,7 @@ class Repository:
                 await self._try(version, paths[number])
             if version.state == "AVAILABLE":
                 kept.add(number)
-        if paths and not kept:  # its folder went, but nothing that loads came in its place
+        if paths and not kept:  # a folder is gone, but no version that loads replaced it
             kept = {n for n, one in versions.items() if one.state == "AVAILABLE"}
         self._keep(name, kept)
         for number, version in list(versions.items()):
@@ -277,7 +280,7 @@ class Repository:
             version.enter("AVAILABLE")
 
     def _keep(self, name: str, kept: set[int]) -> None:
-        """Drain what is available and not kept."""
+        """Drain the available versions that are not in `kept`."""
         for number, version in self._models[name].items():
             if version.state == "AVAILABLE" and number not in kept:
                 version.enter("UNLOADING")
@@ -287,13 +290,13 @@ class Repository:
 
 
 def models(directory: Path) -> dict[str, Path]:
-    """Return the folders that may hold versions of a model, by its name: those in
-    `directory`, or `directory` itself if it has versions.
+    """Return the folders that may hold versions of a model, by the model's name: the
+    folders in `directory`, or `directory` itself if it has versions.
 
     Raises:
         OSError: if `directory` exists and cannot be read.
     """
-    directory = Path(os.path.abspath(directory))  # "." has a name too
+    directory = Path(os.path.abspath(directory))  # "." alone has no name
     if versions_in(directory):
         return {directory.name: directory}
     return {name: directory / name for name in _names(directory)}
@@ -304,34 +307,34 @@ def versions_in(folder: Path) -> dict[int, Path]:
     `saved_model.pb` in them. Everything else is ignored.
 
     Raises:
-        OSError: if it cannot be read, or changed while it was.
+        OSError: if it cannot be read, or changed while it was read.
     """
     names = _names(folder)
-    found = {
+    paths = {
         int(name): folder / name
         for name in names
         if name.isascii() and name.isdecimal() and "saved_model.pb" in _names(folder / name)
     }
-    # If a version went and another came between the list and the look at its entries, neither
-    # would be found.
+    # If a version is replaced between the listing and the look into its folder, neither the old nor
+    # the new one would be found.
     if _names(folder) != names:
         raise OSError(f"its entries changed while they were read: {folder}")
-    return found
+    return paths
 
 
 def files_of(folder: Path) -> Files:
-    """Return a value that changes with anything in a version's folder.
+    """Return a value that changes when anything in a version's folder changes.
 
     Raises:
         OSError: if it cannot be read.
     """
-    found = []
-    for place, folders, names in os.walk(folder):
-        for path in (os.path.join(place, name) for name in [*folders, *names]):
-            # The target of a link, unless it does not exist yet.
+    files = []
+    for parent, folders, names in os.walk(folder):
+        for path in (os.path.join(parent, name) for name in [*folders, *names]):
+            # of the target of a link, unless the target does not exist yet
             status = os.stat(path, follow_symlinks=os.path.exists(path))
-            found.append((path, status.st_size, status.st_mtime_ns))
-    return frozenset(found)
+            files.append((path, status.st_size, status.st_mtime_ns))
+    return frozenset(files)
 
 
 def _names(folder: Path) -> list[str]:

@@ -1,5 +1,5 @@
-"""One version of a model, loaded: images are decoded each by itself, so that a damaged
-one spoils no other, and computed in batches.
+"""One loaded version of a model. Images are decoded one by one, so that a damaged one
+spoils no other, and computed in batches.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ class Servable:
     Args:
         name: The model's name.
         version: The version's number.
-        classes: Their names, in the order of the outputs.
+        classes: Names of the classes, in the order of the outputs.
         top_k: Number of the most probable classes in an answer.
-        signatures: Its functions by name.
-        signature_defs: TensorFlow's description of them, as JSON.
+        signatures: The model's functions by name.
+        signature_defs: TensorFlow's description of these functions, as JSON.
         batcher: Computes the network.
         decoder: Makes the network's input from image files. `None` if no signature
             takes them.
-        max_queue: Largest number of images in progress. (One request of up to a batch
-            may be in any case.)
+        max_queue: Largest number of images in progress. (If no image is in progress, a
+            request of up to a batch is always accepted.)
         in_progress: Images in progress: being decoded or computed, or waiting for it.
     """
 
@@ -51,7 +51,7 @@ class Servable:
         """Return a signature's outputs by name.
 
         Args:
-            signature: Its name.
+            signature: Name of the signature.
             array: Its input, as `TensorSpec.check` returns it.
 
         Returns:
@@ -59,7 +59,8 @@ class Servable:
             objects.
 
         Raises:
-            RequestError: if it cannot be answered; the message is for the client.
+            RequestError: if the request cannot be answered; the message is for the
+                client.
             ComputationError: if the network failed.
         """
         rows, most = len(array), self.batcher.max_batch_size
@@ -109,9 +110,9 @@ class ImageDecoder:
     """Turns image files into the network's input, in threads.
 
     Args:
-        decode: The TensorFlow function of an exported model for it: strings `(n,)` to
-            images `(n, ...)`.
-        threads: Threads. None: one per core.
+        decode: TensorFlow function of an exported model from strings `(n,)` to images
+            `(n, ...)`.
+        threads: Number of threads. None: one per core.
     """
 
     def __init__(self, decode: Callable, threads: int | None = None):
@@ -119,12 +120,12 @@ class ImageDecoder:
         self._threads = ThreadPoolExecutor(threads or os.cpu_count(), thread_name_prefix="decoder")
 
     async def __call__(self, files: Sequence[bytes]) -> np.ndarray:
-        """Return the images `(n, ...)` in files with these contents. If it is
-        cancelled, those that still wait are dropped.
+        """Return the images `(n, ...)` in files with these contents. If the call is
+        cancelled, files that still wait are dropped.
 
         Raises:
-            RequestError: for a file that is not a whole image, or is not accepted; the
-                message says which.
+            RequestError: if a file is not a complete image, or is not accepted; the
+                message says which one.
         """
         loop = asyncio.get_running_loop()
         jobs = [loop.run_in_executor(self._threads, self._decode_one, one) for one in files]
@@ -145,13 +146,15 @@ class ImageDecoder:
 
 
 def _translated(error: BaseException, image: str) -> BaseException:
-    """Return the error for the client; one that is not the image's fault stays as it is."""
+    """Return the error for the client. An error that the image did not cause is
+    returned unchanged.
+    """
     import tensorflow as tf
 
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return error
-    own_words = re.search("<<(.*?)>>", error.message, re.DOTALL)
-    # For the function it is the first image of one.
+    sentence = re.search("<<(.*?)>>", error.message, re.DOTALL)
+    # The function gets one image at a time, which it calls image 0.
     return RequestError(
-        own_words[1].replace("image 0", image, 1) if own_words else f"{image} is damaged or cut off"
+        sentence[1].replace("image 0", image, 1) if sentence else f"{image} is damaged or cut off"
     )

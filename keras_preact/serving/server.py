@@ -12,21 +12,21 @@ from starlette.applications import Starlette
 
 from keras_preact.serving.settings import Settings
 
-#: Bytes of a request's headers.
+#: Largest number of bytes of a request's headers.
 MAX_HEAD_BYTES = 64 * 1024
-#: Connections that wait to be accepted, and most that are open. Of 600 clients at once, 128 places
-#: cut off up to 63.
+#: Largest number of connections that wait to be accepted, and of open ones. With 128, up to 63 of
+#: 600 simultaneous clients were cut off.
 CONNECTIONS = 1024
 
 
 def free_address(host: str, port: int) -> tuple[str, int]:
-    """Return the numeric address of a host, and the port, or a free one for 0.
+    """Return the numeric address of a host, and the port. For port 0 it is a free one.
 
     Raises:
-        OSError: if it cannot be listened on.
+        OSError: if no server can listen on the port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Without SO_REUSEPORT, as granian has it: two servers would share the port.
+    # Without SO_REUSEPORT, which granian uses: with it, two servers would share the port.
     with socket.create_server((host, port), family=family) as probe:
         return probe.getsockname()[:2]
 
@@ -35,10 +35,11 @@ def free_address(host: str, port: int) -> tuple[str, int]:
 async def running(
     app: Starlette, settings: Settings, address: tuple[str, int]
 ) -> AsyncIterator[None]:
-    """Serve an app until the context ends; it begins when connections are accepted.
+    """Serve an app until the context ends. The context begins when the server accepts
+    connections.
 
-    At the end the app says at once that it is not ready, no connection is accepted any
-    more, and requests in progress have `settings.drain_seconds` to finish.
+    At its end the app says at once that it is not ready, no new connection is accepted,
+    and requests in progress have `settings.drain_seconds` to finish.
 
     Args:
         app: The result of `create_app`.
@@ -49,7 +50,7 @@ async def running(
         app,
         *address,
         interface=Interfaces.ASGINL,  # the app starts before the port is open
-        # In the mode for both versions, connections that send nothing would stay open.
+        # In the mode for HTTP/1 and HTTP/2, connections that send nothing would stay open.
         http=HTTPModes.http1,
         http1_settings=HTTP1Settings(
             header_read_timeout=round(1000 * settings.header_seconds),
@@ -58,7 +59,7 @@ async def running(
         websockets=False,
         backlog=CONNECTIONS,
         log_enabled=False,
-        log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}},  # keep the process's
+        log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}},  # changes nothing
     )
     async with app.router.lifespan_context(app):
         serving = asyncio.create_task(server.serve())

@@ -24,14 +24,14 @@ def option(default: Any, description: str) -> Any:
     return Field(default, description=description)
 
 
-#: Unknown names are errors. No error repeats a value by itself: it may be the token.
+#: Unknown names are errors. pydantic's errors do not repeat values: one may be the token.
 STRICT = pydantic.ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class Settings:
     """The settings of a server. All but `directory` have defaults that fit a small
-    machine; texts are converted.
+    machine. Strings are converted to the types of the fields.
 
     Raises:
         ValueError: for a value that cannot work.
@@ -50,18 +50,18 @@ class Settings:
         "tensorflow", "runtime that computes the networks: tensorflow or openvino"
     )
     versions: _Count | None = option(1, "serve each model's N highest versions, or all")
-    poll_seconds: _Seconds = option(1.0, "seconds between two looks for new versions")
+    poll_seconds: _Seconds = option(1.0, "seconds between checks for new versions")
     threads: _Count | None = option(
-        None, "threads of a computation, and as many that decode images (default: one per core)"
+        None, "threads per computation, and as many to decode images (default: one per core)"
     )
     max_batch_size: _Count | None = option(
         None, "largest batch (default: the largest that the model was exported for)"
     )
     batching: bool = option(True, "compute images of several requests in one batch")
-    max_queue: _Count = option(256, "images in progress, per version of a model")
-    max_body_bytes: _Count = option(32 * MIB, "largest request body")
-    max_pending_bytes: _Count = option(256 * MIB, "request bodies held in memory, in bytes")
-    max_requests: _Count = option(256, "requests at the same time")
+    max_queue: _Count = option(256, "limit on images in progress, per version of a model")
+    max_body_bytes: _Count = option(32 * MIB, "largest request body, in bytes")
+    max_pending_bytes: _Count = option(256 * MIB, "limit on request bodies in memory, in bytes")
+    max_requests: _Count = option(256, "limit on requests at the same time")
     deadline_seconds: _Seconds = option(
         30.0, "seconds from the last byte of a request until it is answered with 503"
     )
@@ -70,18 +70,18 @@ class Settings:
         10.0, "seconds that a client may take to send headers, and that a connection may be idle"
     )
     hang_seconds: _Seconds = option(
-        120.0, "seconds for one batch, after which the server says that it is not live"
+        120.0, "seconds for one batch; if it takes longer, the server reports that it is not live"
     )
     drain_seconds: _Seconds = option(
         30.0, "seconds that running requests have to finish when the server stops"
     )
     allowed_hosts: str | None = option(
         None,
-        "host names that a request may be for, with commas between them, or *; default: local "
-        "names if --host is local, else any",
+        "host names that requests may use, separated by commas, or *; default: local names if "
+        "--host is local, else any",
     )
     access_log: Literal["requests", "all", "none"] = option(
-        "requests", "lines of the log: requests, all (probes and scrapes too), or none"
+        "requests", "what to log: requests, all (probes and scrapes too), or none"
     )
     open_metrics: bool = option(False, "answer /metrics without a token")
     #: Clients send it as `Authorization: Bearer TOKEN`. `None`: everybody may use the server.
@@ -95,10 +95,10 @@ class Settings:
         return None if value == "all" else value
 
     def hosts(self) -> frozenset[str] | None:
-        """Return the names that requests may be for, in lower case; None: any.
+        """Return the host names that requests may use, in lower case. None: any.
 
-        By default a local server takes local names alone: a web page could reach it
-        under a name of its own (DNS rebinding).
+        By default a local server accepts only local names. Otherwise a web page could
+        reach it under a name of its own (DNS rebinding).
         """
         if self.allowed_hosts is not None:
             names = {name.strip().lower() for name in self.allowed_hosts.split(",")} - {""}
@@ -128,8 +128,8 @@ class Settings:
 
 
 def read(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return `kind(**values)`, settings of this kind. The environment variable
-    KERAS_PREACT_TOKEN gives a token that `values` lack.
+    """Return the settings `kind(**values)`. If `values` have no token, the environment
+    variable KERAS_PREACT_TOKEN gives it.
 
     Raises:
         ValueError: for a value that cannot work, in one line.

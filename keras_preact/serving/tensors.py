@@ -1,5 +1,5 @@
-"""Tensors of requests and answers: what a signature takes and gives, and JSON values as
-arrays of it.
+"""Tensors of requests and answers: the inputs and outputs of signatures, and JSON
+values as arrays.
 """
 
 import base64
@@ -29,8 +29,8 @@ class TensorSpec:
     """An input or output of a signature.
 
     Args:
-        name: Its name.
-        dtype: `"float32"`, `"string"`, `"int32"`, ...: TensorFlow's names.
+        name: Name of the tensor.
+        dtype: TensorFlow's name of its dtype: `"float32"`, `"string"`, `"int32"`, ...
         shape: Lengths of its axes; `None` is any length.
         expected: The range of its values, if the model card has it.
     """
@@ -44,8 +44,8 @@ class TensorSpec:
         """Return `array` as an input: float32, or texts, which are arrays of objects.
 
         Raises:
-            RequestError: for another shape or kind, no example, or numbers that are not
-                finite in float32.
+            RequestError: for another shape or dtype, no example, or numbers that are
+                not finite in float32.
         """
         is_text = array.dtype.kind == "O"
         if is_text != (self.dtype == "string"):
@@ -67,32 +67,32 @@ class TensorSpec:
             finite = np.isfinite(result.reshape(len(result), -1)).all(axis=1)
             raise RequestError(
                 f"`{self.name}` must hold finite numbers that fit {self.dtype}. Received: another "
-                f"one in example {finite.argmin()}"
+                f"number in example {finite.argmin()}"
             )
         return result
 
     def warning(self, array: np.ndarray) -> str | None:
-        """Return what the client should know of the range of `array`, which `check`
-        returned; None if it is as expected.
+        """Return a warning for the client if the range of `array` is not as expected,
+        else None. `array` is what `check` returned.
         """
         if self.expected is None:
             return None
         low, high = self.expected.bounds
-        found, span = (float(array.min()), float(array.max())), high - low
+        smallest, largest, span = float(array.min()), float(array.max()), high - low
         # nearly every request ends here: the exact test takes twenty times as long
-        if low - span <= found[0] and found[1] <= high + span and found[1] - found[0] > span / 8:
+        if low - span <= smallest and largest <= high + span and largest - smallest > span / 8:
             return None
         if self.expected.problem(array) is None:
             return None
         return (
-            f"`{self.name}` has values from {found[0]:.4g} to {found[1]:.4g}. This network expects "
+            f"`{self.name}` has values from {smallest:.4g} to {largest:.4g}. This network expects "
             f"about {low:.4g} to {high:.4g}, so its answer is probably wrong."
         )
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A function of a served model: one tensor to tensors by name."""
+    """A function of a served model, from one tensor to tensors by name."""
 
     name: str
     input: TensorSpec
@@ -104,10 +104,10 @@ class Call:
     """A signature to run on an input that fits it.
 
     Args:
-        signature: Its name.
+        signature: Name of the signature.
         array: The input.
-        warning: What the client should know of the input.
-        form: What else the answer depends on, in the API's own terms.
+        warning: A warning for the client about the input, if any.
+        form: Everything else that the answer depends on, in the API's own terms.
     """
 
     signature: str
@@ -117,16 +117,16 @@ class Call:
 
     @classmethod
     def of(cls, signature: Signature, array: np.ndarray, form: Any = None) -> "Call":
-        """Check the input of a call."""
+        """Return a call of a signature, with its input checked."""
         array = signature.input.check(array)
         return cls(signature.name, array, signature.input.warning(array), form)
 
 
 def signature_named(name: Any, signatures: Mapping[str, Signature]) -> Signature:
-    """Return the signature of a name, which may be any JSON value.
+    """Return the signature with a name, which may be any JSON value.
 
     Raises:
-        RequestError: if there is none.
+        RequestError: if there is no such signature.
     """
     if not isinstance(name, str) or name not in signatures:
         raise RequestError(
@@ -183,15 +183,15 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
         leaves = list(itertools.chain.from_iterable(leaves))
     if dtype == "string":
         return texts([_to_bytes(one, name) for one in leaves]).reshape(shape)
-    to = np.dtype(dtype)
-    allowed, kind = ({int, float}, "numbers") if to.kind == "f" else ({int}, "whole numbers")
+    target = np.dtype(dtype)
+    allowed, wanted = ({int, float}, "numbers") if target.kind == "f" else ({int}, "whole numbers")
     if not allowed.issuperset(map(type, leaves)):
         other = next(one for one in leaves if type(one) not in allowed)
         is_file = isinstance(other, dict) and "b64" in other
         hint = '. For encoded images add "signature_name": "predict_bytes"' if is_file else ""
-        raise RequestError(f"`{name}` must hold {kind}. Received: {described(other)}{hint}")
+        raise RequestError(f"`{name}` must hold {wanted}. Received: {described(other)}{hint}")
     try:
-        return np.array(leaves, np.float64 if to.kind == "f" else to).reshape(shape)
+        return np.array(leaves, np.float64 if target.kind == "f" else target).reshape(shape)
     except OverflowError:
         raise RequestError(f"`{name}` must hold numbers that fit {dtype}.") from None
 
@@ -204,7 +204,7 @@ def texts(values: list) -> np.ndarray:
 
 
 def _to_bytes(value: Any, name: str) -> bytes:
-    """Return a text as UTF-8, and base64 decoded, with or without its padding."""
+    """Return a text in UTF-8, or the bytes that base64 holds, with or without padding."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dict) and list(value) == ["b64"] and isinstance(value["b64"], str):
@@ -225,12 +225,12 @@ def described(value: Any) -> str:
     if isinstance(value, dict):
         keys = ", ".join(shortened(json.dumps(key)) for key in itertools.islice(value, 5))
         return f"an object with the keys {keys}" if value else "an empty object"
-    kind = "the text " if isinstance(value, str) else ""
-    return kind + shortened(json.dumps(value))
+    prefix = "the text " if isinstance(value, str) else ""
+    return prefix + shortened(json.dumps(value))
 
 
 def shortened(text: str) -> str:
-    """Return a text that a client sent, at most 80 characters of it."""
+    """Return at most 80 characters of a text that a client sent."""
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -29,7 +29,7 @@ register_url_convertor("model", _ModelName())
 async def model_status(request: Request) -> Response:
     """The states of a model's versions, or of the one that the path names."""
     name, version = request.path_params["name"], version_of(request)
-    found = [
+    statuses = [
         {
             "version": str(status.version),
             "state": status.state,
@@ -38,9 +38,9 @@ async def model_status(request: Request) -> Response:
         for status in request.app.state.repository.status(name)
         if version in (None, status.version)
     ]
-    if not found:
+    if not statuses:
         raise NotFound(f"{name} has no version {version}.")
-    return json_response({"model_version_status": found})
+    return json_response({"model_version_status": statuses})
 
 
 async def model_metadata(request: Request) -> Response:
@@ -61,7 +61,7 @@ async def models(request: Request) -> Response:
     """
     repository = request.app.state.repository
     newest = {one.name: one for one in repository.servables()}  # the last is the highest version
-    found = []
+    entries = []
     for name in repository.names():
         states = [
             {"version": str(one.version), "state": one.state} for one in repository.status(name)
@@ -73,16 +73,17 @@ async def models(request: Request) -> Response:
             "input": shape,
             "takes_images": one is not None and "predict_bytes" in one.signatures,
         }
-        found.append({"name": name, "versions": states} | about)
-    return json_response({"models": found})
+        entries.append({"name": name, "versions": states} | about)
+    return json_response({"models": entries})
 
 
 def parse_predict(request: Request, body: bytes, signatures: Mapping[str, Signature]) -> Call:
-    """Read the body of a `:predict` request. The form of the call: whether the request is
-    a list of rows, and so is the answer.
+    """Read the body of a `:predict` request. The call's `form` says whether the
+    request, and so the answer, is a list of rows.
 
     Raises:
-        RequestError: if it is not one, or does not fit the signature that it names.
+        RequestError: if the body is not such a request, or does not fit the signature
+            that it names.
     """
     document = tensors.parse_json(body)
     signature = _signature(document, signatures)
@@ -93,23 +94,23 @@ def parse_predict(request: Request, body: bytes, signatures: Mapping[str, Signat
             f"Received: {described(document)}"
         )
     [key] = formats
-    given, name = document[key], signature.input.name
+    content, name = document[key], signature.input.name
     if key == "instances":
-        if not (isinstance(given, list) and given):
+        if not (isinstance(content, list) and content):
             raise RequestError(
-                f"`instances` must be a list of at least one row. Received: {described(given)}"
+                f"`instances` must be a list of at least one row. Received: {described(content)}"
             )
-        given = [_value(row, name) for row in given]
+        content = [_value(row, name) for row in content]
     else:
-        given = _value(given, name)
-    array = tensors.from_json(given, name, signature.input.dtype)
+        content = _value(content, name)
+    array = tensors.from_json(content, name, signature.input.dtype)
     return Call.of(signature, array, key == "instances")
 
 
 @inference(parse_predict)
 def predict(servable: Servable, call: Call, outputs: Outputs) -> Response:
-    """Write a signature's outputs: one object per example, or one tensor per output, in
-    the form of the request. One output is not named.
+    """Write a signature's outputs in the form of the request: one object per example,
+    or one tensor per output. A single output is written without its name.
     """
     answer: Any = outputs
     if len(outputs) == 1:
@@ -122,13 +123,14 @@ def predict(servable: Servable, call: Call, outputs: Outputs) -> Response:
 
 def parse_classify(request: Request, body: bytes, signatures: Mapping[str, Signature]) -> Call:
     """Read the body of a `:classify` request: examples that all have `image_bytes`, or
-    all the float `images`.
+    all have the float `images`.
 
     Raises:
-        RequestError: if it is not one, or the model takes no such examples.
+        RequestError: if the body is not such a request, or the model takes no such
+            examples.
     """
     document = tensors.parse_json(body)
-    _signature(document, signatures)  # the examples choose it, but a wrong one is a mistake
+    _signature(document, signatures)  # the examples choose it, but a wrong name is an error
     examples, context = document.get("examples"), document.get("context", {})
     if not (isinstance(examples, list) and examples and {*map(type, examples)} == {dict}):
         raise RequestError(
@@ -147,7 +149,7 @@ def parse_classify(request: Request, body: bytes, signatures: Mapping[str, Signa
     name = next((name for name in ways if all({*one} == {name} for one in examples)), None)
     if name is None:
         raise RequestError(
-            "Each of `examples` must hold one value, in all of them the same one of "
+            "Each of `examples` must hold one value, and all of them the same one of "
             f"{', '.join(ways)}. Received: {described(examples[0])} first"
         )
     spec = ways[name].input
@@ -177,9 +179,9 @@ def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) ->
     return tensors.signature_named(name, signatures)
 
 
-def _value(given: Any, name: str) -> Any:
-    """Return what is given for an input, with its name or without."""
-    return given[name] if isinstance(given, dict) and given.keys() == {name} else given
+def _value(content: Any, name: str) -> Any:
+    """Return the value of an input that a client sent with or without the input's name."""
+    return content[name] if isinstance(content, dict) and content.keys() == {name} else content
 
 
 def _routes(path: str) -> list[Route]:

@@ -1,5 +1,6 @@
-"""Which versions of a model are served, and under which labels: `version_policy.json` in
-the model's folder, in the words of TensorFlow Serving's model configuration.
+"""Read which versions of a model are served, and under which labels. The file
+`version_policy.json` in the model's folder has the words of TensorFlow Serving's model
+configuration.
 
     {"model_version_policy": {"specific": {"versions": [3, 5]}},
      "version_labels": {"stable": 3, "canary": 5}}
@@ -36,20 +37,20 @@ class _Choice(_Strict):
 
 
 class Policy(_Strict):
-    """A version policy. Without a choice, that of the server's settings counts."""
+    """A version policy. Without a choice, the server's setting counts."""
 
     model_version_policy: _Choice = _Choice()
     version_labels: dict[str, _Version] = {}
 
     def select(self, versions: Collection[int], highest: int | None) -> tuple[list[int], int]:
-        """Return the versions that may be served, and how many of them, the highest first.
+        """Return the versions that may be served, and how many of the highest to serve.
 
         Args:
-            versions: What there is.
-            highest: The number without a choice; None: all.
+            versions: Existing versions.
+            highest: Number to serve if the policy has no choice. None: all.
 
         Raises:
-            OSError: if it chooses none of them, or in two ways.
+            OSError: if the policy chooses no existing version, or in two ways.
         """
         choice = self.model_version_policy
         if len(choice.model_fields_set) > 1:
@@ -68,7 +69,7 @@ def read(file: Path) -> Policy:
     """Return the policy in a file, or the default if there is none.
 
     Raises:
-        OSError: if it cannot be read, or is none.
+        OSError: if the file cannot be read, or holds no policy.
     """
     try:
         return Policy.model_validate_json(file.read_bytes())
@@ -76,5 +77,5 @@ def read(file: Path) -> Policy:
         return Policy()
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise OSError(f"{FILE}: {place}: {first['msg']}") from None
+        location = ".".join(map(str, first["loc"])) or "the whole"
+        raise OSError(f"{FILE}: {location}: {first['msg']}") from None

@@ -1,8 +1,8 @@
 """The page at `/`, where a person drops images and sees their classes.
 
 Its files are in `static/`. The page loads nothing from anywhere else, and its Content
-Security Policy holds the browser to that. A class or a file name that looks like HTML
-stays text; if not, it would not run.
+Security Policy makes the browser enforce this. Names of classes and files that look
+like HTML are shown as text. Even if they were not, the policy would stop their scripts.
 """
 
 from pathlib import Path
@@ -28,19 +28,19 @@ _HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # kept, but asked about each time: a new server's page is seen at once
+    # Browsers keep the files but ask each time: a new server's page appears at once.
     "Cache-Control": "no-cache",
 }
 _FILES = StaticFiles(directory=Path(__file__).with_name("static"))
 
 
 async def page(request: Request) -> Response:
-    """The page, or a file that it loads; 304 to a browser that has it."""
+    """The page, or a file that it loads; 304 if the browser has it already."""
     file = request.path_params.get("file", "index.html")
     response = await _FILES.get_response(file, request.scope)
     response.headers.update(_HEADERS)
     return response
 
 
-#: None of it is secret: it is served without a token.
+#: Nothing here is secret: the routes need no token.
 routes = [Route("/", page), Route("/static/{file:path}", page)]

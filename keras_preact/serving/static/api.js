@@ -1,4 +1,4 @@
-// The server's API, and its refusals in plain words.
+// The server's API, with its errors in plain words.
 
 const ANSWER_WITHIN = 60_000; // milliseconds
 
@@ -12,16 +12,16 @@ const WORDS = {
   503: "The model cannot answer at the moment.",
 };
 
-let token = ""; // in this variable alone: it goes with the page
+let token = ""; // only in this variable: it is lost when the page is closed
 
-/** Keep a token for the requests to come. A header cannot carry every text: returns whether it can carry this one. */
+/** Keep a token for later requests. Return whether a header can carry it. */
 export function useToken(text) {
   const possible = /^[\x21-\x7e]+$/.test(text);
   token = possible ? text : "";
   return possible;
 }
 
-/** What went wrong, in a sentence for people; `detail` holds the server's own words, `again` whether another try may help. */
+/** A failure in a sentence for people; `detail` holds the server's own words, `again` whether another try may help. */
 export class Problem extends Error {
   constructor(message, { status = 0, detail = "", again = true } = {}) {
     super(message);
@@ -44,7 +44,7 @@ async function ask(path, body) {
   try {
     answer = JSON.parse(text);
   } catch {
-    // an answer of something between here and the server; below it is a failure like any other
+    // not the server answered but something in between, such as a proxy; below it is a failure like any other
   }
   if (response.ok && answer !== null) return answer;
   throw refusal(response, answer);

@@ -1,6 +1,6 @@
-// The cards: one an image, with its preview and the answer. Every text is set as text, never as HTML.
+// The cards: one per image, with its preview and the answer. Every text is set as text, never as HTML.
 
-const TINY = 96; // pixels; images up to here are enlarged as squares, not as a blur
+const TINY = 96; // pixels; images up to this size are enlarged with sharp pixels, not blurred
 
 const list = document.getElementById("cards");
 const answers = document.getElementById("answers");
@@ -67,7 +67,7 @@ export class Card {
   }
 }
 
-/** Show new cards above those of before. */
+/** Show new cards above the earlier ones. */
 export function show(cards) {
   list.prepend(...cards.map((card) => card.node));
   answers.hidden = false;

@@ -1,4 +1,4 @@
-// The page: which model is asked, which images wait, and who is told.
+// The page: the model to ask, the images that wait, the messages to the user.
 
 import { classify, models, Problem, useToken } from "./api.js";
 import { Card, clear, percent, show } from "./cards.js";
@@ -25,7 +25,7 @@ function tell(text) {
 
 const chosen = () => choices[select.selectedIndex];
 
-/** Read the server's list of models, and look again later where nothing on it can be asked. */
+/** Read the server's list of models. If none of them can be asked, read it again later. */
 async function refresh() {
   clearTimeout(timer);
   try {
@@ -138,17 +138,17 @@ async function run(card) {
     if (card.shown) say(`${card.name}: ${error.message}`);
     card.wantsToken = error.status === 401;
     if (card.wantsToken) askForToken();
-    else if (error.status === 404 || (error.status === 0 && error.again)) refresh(); // another version took its place, or nobody is there
+    else if (error.status === 404 || (error.status === 0 && error.again)) refresh(); // another version replaced it, or the server is gone
   }
 }
 
 const say = (text) => (byId("said").textContent = text);
 
-// ---- the person's hands
+// ---- what the user does
 
 byId("files").addEventListener("change", ({ target }) => {
   take(target.files);
-  target.value = ""; // the same file may be chosen once more
+  target.value = ""; // the same file may be chosen again
 });
 select.addEventListener("change", describe);
 byId("clear").addEventListener("click", () => {
@@ -159,7 +159,7 @@ byId("clear").addEventListener("click", () => {
 });
 
 document.addEventListener("paste", ({ clipboardData }) => take(clipboardData.files));
-// The whole page takes drops: beside the frame the browser would leave the page and open the file.
+// The whole page accepts drops: outside the frame the browser would leave the page and open the file.
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
   drop.classList.add("over");

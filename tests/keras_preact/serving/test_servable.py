@@ -164,7 +164,7 @@ def of_another_size(card):
 DAMAGE = [
     (lambda v: flip_a_bit(v / "saved_model.pb"), "Its saved_model.pb is damaged: the SHA-256"),
     (lambda v: (v / WEIGHTS).unlink(), f"Its {WEIGHTS} is missing"),
-    (lambda v: (v / "more.txt").touch(), "more.txt, which its model card does not know"),
+    (lambda v: (v / "more.txt").touch(), "more.txt, which its model card does not list"),
     (lambda v: change_card(v, lambda c: c["files"].update({"../x": "0"})), "Its ../x is missing"),
     (
         lambda v: endless(v / "saved_model.pb"),
@@ -174,7 +174,7 @@ DAMAGE = [
     (lambda v: (v / CARD).unlink(), f"It has no {CARD}"),
     (lambda v: (v / CARD).write_text("{"), "cannot be read: JSONDecodeError"),
     (lambda v: change_card(v, lambda c: c.update(top_k="some")), "cannot be read: ValueError"),
-    (lambda v: change_card(v, of_another_size), "A warm-up request of it fails: `images` must"),
+    (lambda v: change_card(v, of_another_size), "One of its warm-up requests fails: `images` must"),
 ]
 
 
