@@ -1,4 +1,4 @@
-r"""Load a server that speaks TensorFlow Serving's REST API, with one image per request.
+r"""Test a server under load through TensorFlow Serving's REST API, one image per request.
 
     pip install locust
     locust -f docs/locustfile.py --headless --users 16 --spawn-rate 16 --run-time 30s \
@@ -6,8 +6,8 @@ r"""Load a server that speaks TensorFlow Serving's REST API, with one image per 
 
 Each user waits for its answer before it sends the next request, so `--users` is the number of
 requests at once. Locust prints requests per second and percentiles of the latency; `--csv NAME`
-and `--json` write them. The client shares the machine with the server: `--processes 2` if it
-takes a whole core.
+and `--json` write them. The client runs on the server's machine: use `--processes 2` if it
+needs a whole core.
 """
 
 import json
@@ -19,7 +19,7 @@ from locust import FastHttpUser, events, task
 @events.init_command_line_parser.add_listener
 def _add_options(parser):
     parser.add_argument("--model", required=True, help="Name under which the model is served.")
-    parser.add_argument("--shape", type=int, nargs=3, default=[32, 32, 3], help="Of an image.")
+    parser.add_argument("--shape", type=int, nargs=3, default=[32, 32, 3], help="Image shape.")
 
 
 def _image(height: int, width: int, channels: int) -> list:

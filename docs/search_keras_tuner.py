@@ -1,4 +1,4 @@
-"""Search settings on digits with KerasTuner.
+"""Tune hyperparameters on digits with KerasTuner.
 
 pip install keras-tuner
 python docs/search_keras_tuner.py

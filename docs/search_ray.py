@@ -1,4 +1,4 @@
-"""Search settings on digits with Ray Tune, which ends bad trials early.
+"""Tune hyperparameters on digits with Ray Tune, which stops bad trials early.
 
 pip install 'ray[tune]'
 python docs/search_ray.py

@@ -15,7 +15,7 @@ MEASURED = Path(__file__).parents[2] / "training/benchmark/measured"
 
 
 class Row(NamedTuple):
-    """A figure of a file, or its ratio to the baseline that `over` names."""
+    """A figure in a file, or its ratio to the baseline that `over` names."""
 
     what: str
     file: str
@@ -61,10 +61,10 @@ def cpu(machine: dict) -> str:
 
 def cells(row: Row) -> list[str]:
     content = read(row.file)
-    found, machine = content["summary"][row.candidate][row.figure], content["machine"]
-    rounds = found["rounds"]
-    found = found["ratio"] if row.over else found
-    median, least, most = (f"{found[key]:,.{row.digits}f}" for key in ("median", "min", "max"))
+    statistics, machine = content["summary"][row.candidate][row.figure], content["machine"]
+    rounds = statistics["rounds"]
+    statistics = statistics["ratio"] if row.over else statistics
+    median, least, most = (f"{statistics[key]:,.{row.digits}f}" for key in ("median", "min", "max"))
     return [
         row.what + (f", relative to {row.over}" if row.over else ""),
         median,
@@ -94,7 +94,7 @@ def benchmarks() -> str:
 
 
 def very_deep() -> str:
-    """What the runs of ten thousand layers took."""
+    """The time, memory and losses of the runs of ten thousand layers."""
     lines = []
     for file in ("very_deep_preact_jax", "very_deep_vanilla_tensorflow"):
         run = read(file)
@@ -111,8 +111,8 @@ def very_deep() -> str:
 
 
 def engines(precision: str) -> str:
-    """The images/s of the OpenVINO engine over those of the TensorFlow engine, least to
-    most.
+    """The speed of the OpenVINO engine divided by the speed of the TensorFlow engine,
+    as a range over batch sizes.
     """
     summary = read("serving")["summary"]
 

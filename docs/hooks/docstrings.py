@@ -1,4 +1,4 @@
-"""Puts the examples of docstrings into code blocks, which Markdown would take for
+"""Puts the examples of docstrings into code blocks. Markdown would read them as
 quotations.
 """
 
@@ -10,7 +10,7 @@ import griffe
 EXAMPLE = re.compile(r"(?:^>>> .*\n?(?:^(?!\s*$|Source:).*\n?)*\n?)+", flags=re.M)
 INDENTED = re.compile(r"^Example:\n((?: {4}.*\n?)+)", flags=re.M)
 FLAGS = re.compile(r" +# doctest: \+\w+")
-#: Several arguments that share a description, of which griffe wants one each.
+#: Several arguments that share a description. griffe needs a description for each.
 SHARED = re.compile(r"^(    )(\*{0,2}\w+(?:, \*{0,2}\w+)+): ", flags=re.M)
 
 
@@ -24,7 +24,7 @@ def fenced(docstring: str) -> str:
 
 
 def one_each(docstring: str) -> str:
-    """Return a docstring in which `a, b: text` of a section is `a: text`, `b: as a`."""
+    """Return a docstring in which `a, b: text` is split: ``b: See `a`.``, `a: text`."""
 
     def entries(match: re.Match) -> str:
         first, *others = match[2].split(", ")

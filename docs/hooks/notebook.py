@@ -1,5 +1,5 @@
-"""Makes a page of each notebook in docs/, with the outputs that are committed: nothing
-is run.
+"""Makes a page from each notebook in docs/, with the committed outputs. No notebook is
+run.
 """
 
 import base64

@@ -17,7 +17,7 @@ from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-sys.path.insert(0, str(Path(__file__).parents[2]))  # as a command, too, it finds training/
+sys.path.insert(0, str(Path(__file__).parents[2]))  # so that the command finds training/
 
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
@@ -35,7 +35,7 @@ BLOCKS |= dict.fromkeys(("attention", "mlp", "swiglu"), "pre_norm")
 #: The page of figures, and its code.
 GALLERY = "gallery.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
-#: The arrangements whose training the front picture shows, and their colours in every figure.
+#: The arrangements in the front picture's plot of errors, and their colours in every figure.
 HUES = dict(zip(("original", "full_preactivation"), style.HUES, strict=False))
 FRONT = ROOT / "docs/pictures"
 
@@ -45,22 +45,22 @@ def front(folder: Path = ROOT / "results"):
     two of them in training.
 
     Args:
-        folder: Results of `keras-preact reproduce`; the runs are those of ResNet-110 on
-            the digits.
+        folder: Folder of results of `keras-preact reproduce`, with the runs of
+            ResNet-110 on the digits.
 
     Returns:
         A `matplotlib.figure.Figure`, 8 x 5.2 inches.
     """
-    every = results.groups(results.read(folder))
+    trials = results.groups(results.read(folder))
     figure = style.new_figure(8.0, 5.2)
     left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])
-    best = min(HUES, key=lambda name: _final(every[_trial(name)]))
+    best = min(HUES, key=lambda name: _final(trials[_trial(name)]))
     titles = (
         f"{len(kp.ARRANGEMENTS)} arrangements of the residual unit",
         f"Lower test error: {in_words(best)}",
     )
-    for part, title in zip((left, right), titles, strict=True):
-        part.suptitle(title, x=0.03, ha="left", fontsize=style.TITLE, color=style.INK)
+    for half, title in zip((left, right), titles, strict=True):
+        half.suptitle(title, x=0.03, ha="left", fontsize=style.TITLE, color=style.INK)
     panels = left.subplots(2, 3).flat
     for axes, name in zip(panels, kp.ARRANGEMENTS, strict=True):
         draw_diagram(axes, in_words(name).replace(" ", "\n", 1), figures.diagram(name), 7.2)
@@ -68,7 +68,7 @@ def front(folder: Path = ROOT / "results"):
             color=HUES[name].text if name in HUES else style.INK,
             fontweight="bold" if name in HUES else None,
         )
-    _errors(right.subplots(), {name: every[_trial(name)] for name in HUES})
+    _errors(right.subplots(), {name: trials[_trial(name)] for name in HUES})
     return figure
 
 
@@ -82,7 +82,7 @@ def _final(records: Sequence[results.Record]) -> float:
 
 def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
     """Draw the median and the range of the test errors of trials by iteration, and
-    write at their ends what they reach.
+    write the final errors at the ends of the curves.
     """
     style.styled(axes, x="Iteration", y="Test error (%)")
     worst = max(trials, key=lambda name: _final(trials[name]))
@@ -134,8 +134,8 @@ def diagrams() -> Iterator[tuple[str, object]]:
 
 
 def gallery() -> Iterator[tuple[str, object]]:
-    """Run the code of the gallery from top to bottom; yield the figures that blocks end
-    with, by the names of the functions that drew them.
+    """Run the code of the gallery from top to bottom. Yield the figure at the end of
+    each block, with the name of the function that drew it.
     """
     names: dict[str, object] = {}
     for code in BLOCK.findall((ROOT / "docs" / GALLERY).read_text()):
@@ -148,10 +148,10 @@ def gallery() -> Iterator[tuple[str, object]]:
 
 
 def drawn_by(code: str) -> str:
-    """Return the name of the function of `figures` that a block ends with, or nothing."""
+    """Return the name of the function of `figures` that a block ends with, or ""."""
     last = ast.parse(code).body[-1]
-    ends = re.match(r"figures\.(\w+)\(", ast.unparse(last))
-    return ends[1] if ends else ""
+    match = re.match(r"figures\.(\w+)\(", ast.unparse(last))
+    return match[1] if match else ""
 
 
 def dark_name(name: str) -> str:

@@ -1,5 +1,5 @@
-"""Fills in what the pages name in double braces: rows of the library's tables, sections
-of files, measured figures.
+"""Replaces names in double braces on the pages by rows of the library's tables,
+sections of files, or measured figures.
 
 `{{ published table=1 }}` calls `published(table="1")`; each function of `MACROS`
 returns Markdown.
@@ -53,8 +53,8 @@ def _row(name: str) -> tuple[str, str, dict[str, str]]:
     row = kp.ARRANGEMENTS[name]
     order = [WORDS.get(part, part) for part in (*row.first, "W", *row.between, "W", *row.last)]
     after = [WORDS[part] for part in row.after_addition]
-    results = [each for each in kp.published.results(table="2") if each.row == name]
-    errors = {each.network: f"{each.error:.2f}" for each in results}
+    results = [result for result in kp.published.results(table="2") if result.row == name]
+    errors = {result.network: f"{result.error:.2f}" for result in results}
     return " ".join(order), " ".join(after), errors
 
 
@@ -125,22 +125,22 @@ def models(pattern: str) -> str:
 
 
 def weights() -> str:
-    """The weights in the package, with what was measured of them."""
+    """The weights in the package, with their measured accuracy and calibration error."""
     cards = [json.loads(path.read_text()) for path in sorted(TRAINED.glob("*.json"))]
 
     def cells(card: dict) -> list[str]:
-        name, _, own = card["model"].partition(":")
+        name, _, weights_name = card["model"].partition(":")
         figures = [f"{100 * card[key]:.2f} %" for key in ("accuracy", "calibration_error")]
         trained = card["trained"]
         by = f"`{trained['command']}`, {trained['iterations']:,} iterations, seed {trained['seed']}"
-        return [f"`{name}`", f'`weights="{own}"`', *figures, by]
+        return [f"`{name}`", f'`weights="{weights_name}"`', *figures, by]
 
     head = ["model", "argument", "test accuracy", "calibration error", "trained by"]
     return table(head, [cells(card) for card in cards])
 
 
 def recipes() -> str:
-    """The training recipes with what they say of themselves."""
+    """The training recipes, described by their docstrings."""
     docs = {name: inspect.getdoc(recipe).split("\n\n") for name, recipe in RECIPES.items()}
     rows = [
         [f"`{name}`", text[0], " ".join(" ".join(text[1:]).split())] for name, text in docs.items()
@@ -159,8 +159,8 @@ def checks() -> str:
 
 
 def measured(file: str, candidate: str, figure: str, digits: str = "2") -> str:
-    """A median of training/benchmark/measured/; `ratio` after the figure for that to
-    the baseline.
+    """A median in training/benchmark/measured/. With `ratio` after the figure, its
+    ratio to the baseline.
     """
     figure, _, ratio = figure.partition(" ")
     summary = benchmarks.read(file)["summary"][candidate][figure]
@@ -168,7 +168,7 @@ def measured(file: str, candidate: str, figure: str, digits: str = "2") -> str:
 
 
 def file(path: str, *, heading: str = "") -> str:
-    """A file of the repository, or the part under one of its headings, without that."""
+    """A file of the repository, or the text under one of its headings."""
     lines, fenced, level, kept = (ROOT / path).read_text().splitlines(), False, 0, []
     for line in lines:
         fenced ^= line.startswith("```")
@@ -187,8 +187,8 @@ def file(path: str, *, heading: str = "") -> str:
 
 
 def relinked(text: str, path: str, page: str) -> str:
-    """Return the text of a file with its links leading to pages; what has no page is
-    named and not linked.
+    """Return the text of a file with its links changed to pages of the site. A link to
+    a file without a page becomes plain text.
     """
 
     def link(match: re.Match) -> str:
@@ -204,11 +204,11 @@ def relinked(text: str, path: str, page: str) -> str:
 
 
 #: Name in double braces to the function.
-MACROS = {each.__name__: each for each in (published, arrangements, arrangement, shortcut, models)}
-MACROS |= {each.__name__: each for each in (commands, recipes, weights, checks, measured, file)}
+MACROS = {f.__name__: f for f in (published, arrangements, arrangement, shortcut, models)}
+MACROS |= {f.__name__: f for f in (commands, recipes, weights, checks, measured, file)}
 MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
 
-#: Weights of pages in the search, 1 elsewhere; and pages whose tables need the whole width.
+#: Weights of pages in the search (1 for others), and pages with tables that need the whole width.
 BOOSTS = {"howto/": 2, "install.md": 2, "reference/": 0.5, "changelog.md": 0.5}
 WIDE = ("models.md", "benchmarks.md", "results.md")
 
