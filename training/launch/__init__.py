@@ -1,3 +1,3 @@
-"""Training on several machines: what SLURM, Kubernetes and Ray need to start the
-processes; see README.md here.
+"""Training on several machines: files with which SLURM, Kubernetes and Ray start the
+processes. See README.md here.
 """

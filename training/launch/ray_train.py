@@ -1,8 +1,8 @@
-"""Train by several processes, which Ray starts on one machine or a cluster, and starts
-again when one of them fails.
+r"""Train with several processes. Ray starts them on one machine or a cluster, and
+restarts them if one fails.
 
-    python -m training.launch.ray_train --workers 4 --gpus 1 --output /shared/run --
-    cifar10 --batch-size 512
+    python -m training.launch.ray_train --workers 4 --gpus 1 --output /shared/run \
+        -- cifar10 --batch-size 512
 
 After `--` come a recipe and its options, as for `keras-preact train`. KERAS_BACKEND
 chooses tensorflow, jax or torch.
@@ -36,13 +36,13 @@ def launch(
         workers: Number of processes that train together.
         cpus: Cores per process.
         gpus: GPUs per process.
-        restarts: Restart all processes this often when one fails. Announced
+        restarts: Largest number of restarts of all processes after one fails. Announced
             pre-emptions do not count.
 
     Raises:
-        UserError: without Ray.
+        UserError: if Ray is not installed.
         SystemExit: with status 2, for a mistake in the recipe's options.
-        ray.train.TrainingFailedError: if it fails once more than `restarts`.
+        ray.train.TrainingFailedError: if the training fails more than `restarts` times.
     """
     try:
         from ray import train
@@ -77,10 +77,10 @@ def launch(
 
 def train_in_worker(config: dict) -> int:
     """Train with the arguments `config["argv"]`, and return 0, or 2 for a mistake that
-    no new start mends.
+    a restart cannot correct.
 
     Raises:
-        RuntimeError: for another status: Ray starts the processes again.
+        RuntimeError: for any other status; Ray then restarts the processes.
     """
     from .. import train  # not before: it reads KERAS_BACKEND
 
@@ -94,19 +94,19 @@ def train_in_worker(config: dict) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Return what the workers' environment has from their start, on all machines."""
+    """Return the environment variables with which workers start, on all machines."""
     return {
         "KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "tensorflow"),
-        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # which shows every line twice
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # the patch shows every line twice
     }
 
 
 def _keras_variables():
-    """Return what makes Ray set Keras' variables in its workers, from which
-    `kp.distribution` knows the processes.
+    """Return a configuration with which Ray sets Keras' variables in its workers.
+    `kp.distribution` reads them to find the processes.
 
-    Ray's own trainers set those of one framework each, and its JaxTrainer none without
-    a GPU or a TPU.
+    Each of Ray's own trainers sets the variables of one framework. Its JaxTrainer sets
+    none without a GPU or a TPU.
     """
     from ray.train.backend import Backend, BackendConfig
 
