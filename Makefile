@@ -12,17 +12,17 @@ SHELL := /bin/bash
 .PHONY: help demo cifar demo-run test test-processes soak soak-on test-lowest mutants lint docs build clean
 bin := $(VENV)/bin
 
-# PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip has been
-# told where to look.
+# PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip is
+# configured to look elsewhere.
 ifeq ($(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),)
 torch_index := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
-# The definitions of the paper, the networks, their files and the optimisers.
+# Tests of the paper's definitions, the networks, their files and the optimisers.
 core_tests := $(addprefix tests/keras_preact/test_,$(addsuffix .py,unit_reference identity_mappings parameter_counts import \
   initializers losses optimizers schedules))
 about_training := TensorFlow (CPU), Keras and the packages of the command line
 about_test := pytest, TensorFlow, JAX (CPU), PyTorch, servers, other runtimes, ruff and mypy
-about_docs := MkDocs with its theme, a notebook kernel and what the pictures need
+about_docs := MkDocs with its theme, a notebook kernel and packages for the pictures
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,7 +64,7 @@ demo-run:
 	echo "Next: source $(VENV)/bin/activate, then keras-preact --help"
 
 tests := $(VENV)/.installed-tests
-# Two workers, whatever the machine has: each takes up to 6 GiB, and files whose tests share what is slow to make stay together.
+# Two workers on every machine: each needs up to 6 GiB. The tests of a file stay together, because they share what is slow to make.
 pytest = KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile
 
 test: $(tests) ## Run the tests on BACKEND; on jax and torch, those that depend on it. About 5 minutes.
@@ -73,7 +73,7 @@ test: $(tests) ## Run the tests on BACKEND; on jax and torch, those that depend 
 test-processes: $(tests) ## Run the commands as a user does: train, kill and resume, export, serve.
 	$(pytest) -m "process and not soak" $(PYTEST_ARGS)
 
-soak: $(tests) ## Run what takes long and says little: full depth, full products, many kills, packages, documents. About 10 minutes.
+soak: $(tests) ## Run the tests that are slow and rarely fail: full depth, full products, many kills, packages, documents. About 10 minutes.
 	for backend in tensorflow jax torch; do $(MAKE) --no-print-directory soak-on BACKEND=$$backend; done
 
 soak-on: $(tests)
@@ -82,8 +82,8 @@ soak-on: $(tests)
 mutants: $(tests) ## Break the code in many places, one at a time: a test must fail for each.
 	$(bin)/python tests/mutants
 
-# All backends in one environment: tests compare them. The networks of timm and pytorchcv are compared with ours; they do not use
-# torchvision, which fails beside some builds of torch.
+# All backends in one environment: tests compare them. Tests also compare the networks of timm and pytorchcv with ours. These do not
+# use torchvision, which fails with some builds of torch.
 $(tests): pyproject.toml constraints/tested.txt | $(bin)/python
 	@echo "Installing into $(VENV), with the versions of constraints/tested.txt: $(about_test)"
 	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt \
@@ -92,15 +92,15 @@ $(tests): pyproject.toml constraints/tested.txt | $(bin)/python
 	  sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 
-test-lowest: $(VENV)-lowest/.installed ## Run the core tests on every backend, in the oldest versions that pyproject.toml allows.
+test-lowest: $(VENV)-lowest/.installed ## Run the core tests on every backend, with the oldest versions that pyproject.toml allows.
 	@for backend in tensorflow jax torch; do \
-	  echo "== $$backend, in the versions of constraints/lowest.txt"; \
+	  echo "== $$backend, with the versions of constraints/lowest.txt"; \
 	  KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -m "not soak" $(core_tests) $(PYTEST_ARGS); \
 	done
 
 # No option -c constraints/tested.txt here: its versions are the newest.
 $(VENV)-lowest/.installed: pyproject.toml constraints/lowest.txt
-	@echo "Making $(VENV)-lowest, in the versions of constraints/lowest.txt: TensorFlow, JAX (CPU), PyTorch and pytest"
+	@echo "Creating $(VENV)-lowest, with the versions of constraints/lowest.txt: TensorFlow, JAX (CPU), PyTorch and pytest"
 	@$(PYTHON) -m venv $(VENV)-lowest
 	@$(VENV)-lowest/bin/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/lowest.txt \
 	  $(torch_index) -e '.[jax,torch]' pytest | sed -n 's/^Successfully installed/Installed:/p'
