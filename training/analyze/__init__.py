@@ -1,5 +1,5 @@
 """A network's analysis as a page of pictures: `keras-preact analyze`.
 
-specimen.py opens what is analysed with its images, chapters.py measures and draws,
-page.py fills page.html with the texts of pictures.toml, __main__.py is the command line.
+specimen.py opens the network and its images, chapters.py measures and draws, page.py
+fills page.html with the texts of pictures.toml, __main__.py is the command line.
 """

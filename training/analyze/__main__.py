@@ -27,19 +27,20 @@ def analyze(
     with pictures, numbers and the audit.
 
     Args:
-        target: A run directory, a .keras file or a registered model, which gets new
+        target: A run directory, a .keras file, or a registered model, which gets new
             weights.
         output: New folder for the results. If not given: analysis-NAME, or analysis/ in
             the run directory.
         images: Images in the batch.
-        data: Data set (see `keras-preact train`). If not given: the run's own; digits
-            if the input shape fits (8 x 8 x 1), else random images.
+        data: Data set (see `keras-preact train`). If not given: the run's data set. A
+            network without a run gets digits if the input shape fits (8 x 8 x 1), else
+            random images.
         data_dir: Directory of the data set.
         checkpoint: Network of the run: at its end, at its best epoch or at its last
             checkpoint.
         quick: Leave out slow parts: comparison with other variants, Eq. 4 and 5,
-            lesions, Jacobian. A network that was not built with keras_preact gets fewer
-            chapters anyway.
+            lesions, Jacobian. A network that was not built with keras_preact always
+            gets fewer chapters.
         seed: Seed of new weights and random images.
     """
     import keras
@@ -96,7 +97,9 @@ def _write(specimen, folder: Path, quick: bool) -> int:
             continue
         page.save(folder / "pictures", pictures)
         written.append((name, heading, pictures))
-        numbers[name] = {key: value for each in pictures for key, value in each.numbers.items()}
+        numbers[name] = {
+            key: value for picture in pictures for key, value in picture.numbers.items()
+        }
         seconds = time.perf_counter() - start
         print(f"  {name}: {len(pictures)} pictures, {seconds:.1f} s", flush=True)
     runs.write_json(folder / "analysis.json", runs.plain(numbers), indent=1)
@@ -107,7 +110,7 @@ def _write(specimen, folder: Path, quick: bool) -> int:
 
 
 def _summary(specimen) -> dict[str, str]:
-    """Return what was analysed, and how, name to text."""
+    """Describe what was analysed and how: name to text."""
     import keras
 
     model = specimen.model
@@ -121,7 +124,7 @@ def _summary(specimen) -> dict[str, str]:
         "Statistics of normalisation": (
             "of the batch, as in training, since the network is untrained"
             if specimen.training
-            else "moving averages, as at inference; the audit measures with those of the batch"
+            else "moving averages, as at inference; the audit uses those of the batch"
         ),
         "Software": f"Keras {keras.__version__}, {keras.backend.backend()}, {backends.device()}",
     }

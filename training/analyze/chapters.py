@@ -1,8 +1,8 @@
 """The chapters of an analysis: each measures something, draws it and says what was
 found.
 
-A chapter yields its pictures from the specimen and whether to be quick. It raises a
-ValueError with the reason if it does not apply.
+A chapter takes the specimen and whether to be quick, and yields its pictures. It raises
+a ValueError with the reason if it does not apply.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from keras_preact.analysis import figures, jacobians
 from .page import TEXTS
 from .specimen import Specimen
 
-#: The most entries of x_1 whose Jacobian is measured; how many singular values if all are too many.
+#: Largest x_1, in entries, whose Jacobian is measured; number of singular values if not all.
 LARGEST_INPUT, LARGEST_VALUES = 50_000, 8
-#: How many sets of units of each size are removed, and how many sizes.
+#: Number of sets of units of each size that are removed, and number of sizes.
 SETS, SIZES = 3, 6
-#: How many images are shown with their maps.
+#: Number of images that are shown with their maps.
 SHOWN = 6
 #: Why chapters are left out.
 QUICK = "left out by --quick"
@@ -38,9 +38,9 @@ class Picture:
     Args:
         name: Name of its files, and of its texts in pictures.toml.
         figure: A matplotlib figure.
-        found: What was measured, a sentence.
-        numbers: For analysis.json.
-        alt: What it shows, if pictures.toml does not say it.
+        found: A sentence that says what was measured.
+        numbers: Numbers for analysis.json.
+        alt: What it shows. If empty, the text in pictures.toml is used.
     """
 
     name: str
@@ -79,38 +79,40 @@ def training(specimen: Specimen, quick: bool) -> Iterator[Picture]:
         yield _picture("training_curves", figure, {"history": history}, **ends)
     if health:
         steps = health["step"]
-        found = {"count": len(steps), "last": steps[-1]}
         figure = figures.training_health(health)
-        yield _picture("training_health", figure, {"health": health}, **found)
+        ends = {"count": len(steps), "last": steps[-1]}
+        yield _picture("training_health", figure, {"health": health}, **ends)
 
 
 def signals(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     name = specimen.name
-    own = kp.analysis.propagation(
+    propagation = kp.analysis.propagation(
         specimen.model, specimen.x, specimen.labels, training=specimen.training
     )
-    every = {name: own} | ({} if quick else _variants(specimen))
+    networks = {name: propagation} | ({} if quick else _variants(specimen))
     others = f"The other lines are {name} with another arrangement, and without shortcuts."
     yield _picture(
         "gradient_norms",
-        figures.gradient_norms(every),
-        {"propagation": every},
+        figures.gradient_norms(networks),
+        {"propagation": networks},
         name=name,
-        first=own.gradient_norm[0],
-        last=own.gradient_norm[-1],
-        others=others if len(every) > 1 else "",
+        first=propagation.gradient_norm[0],
+        last=propagation.gradient_norm[-1],
+        others=others if len(networks) > 1 else "",
     )
-    norms = [each for path, each in own.weight_gradients.items() if path.endswith("kernel")]
+    gradients = propagation.weight_gradients
+    norms = [norm for path, norm in gradients.items() if path.endswith("kernel")]
     ends = {"least": np.nanmin(norms), "most": np.nanmax(norms)}
-    yield _picture("weight_gradients", figures.weight_gradients({name: own}), name=name, **ends)
-    ends = {"first": own.x_norm[0], "last": own.x_norm[-1]}
-    yield _picture("activation_norms", figures.activation_norms(every), name=name, **ends)
-    ratio = own.ratio[np.isfinite(own.ratio)]
+    figure = figures.weight_gradients({name: propagation})
+    yield _picture("weight_gradients", figure, name=name, **ends)
+    ends = {"first": propagation.x_norm[0], "last": propagation.x_norm[-1]}
+    yield _picture("activation_norms", figures.activation_norms(networks), name=name, **ends)
+    ratio = propagation.ratio[np.isfinite(propagation.ratio)]
     if ratio.size:  # there are shortcuts
         ends = {"least": ratio.min(), "most": ratio.max(), "median": np.median(ratio)}
-        yield _picture("residual_ratio", figures.residual_ratio(every), name=name, **ends)
-    shares = {"cut": 100 * own.cut.max(), "dead": 100 * own.dead.max()}
-    yield _picture("truncation", figures.truncation(every), **shares)
+        yield _picture("residual_ratio", figures.residual_ratio(networks), name=name, **ends)
+    shares = {"cut": 100 * propagation.cut.max(), "dead": 100 * propagation.dead.max()}
+    yield _picture("truncation", figures.truncation(networks), **shares)
     profile = figures.channel_profile(specimen.model, specimen.x, training=specimen.training)
     sizes = {"most": np.nanmax(profile.size), "median": np.nanmedian(profile.size)}
     yield _picture("channels", figures.channel_heat_map(profile), {"channels": profile}, **sizes)
@@ -122,9 +124,12 @@ def identities(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     batch = (specimen.model, specimen.x, specimen.labels)
     check = kp.analysis.check_identities(*batch, training=specimen.training)
     if np.isnan(check.forward_error).all():
-        raise ValueError("every unit changes the shape, and Eq. 4 and 5 are of units that keep it")
-    off = {"forward": np.nanmax(check.forward_error), "backward": np.nanmax(check.gradient_error)}
-    yield _picture("gradient_split", figures.gradient_split(check), {"equations": check}, **off)
+        raise ValueError("every unit changes the shape; Eq. 4 and 5 need units that keep it")
+    errors = {
+        "forward": np.nanmax(check.forward_error),
+        "backward": np.nanmax(check.gradient_error),
+    }
+    yield _picture("gradient_split", figures.gradient_split(check), {"equations": check}, **errors)
     path = kp.analysis.direct_path(*batch, training=specimen.training)
     figure = figures.direct_paths({specimen.name: path})
     kept = {"gain": 100 * np.nanmin(path.gain), "survival": 100 * np.nanmin(path.survival)}
@@ -166,7 +171,7 @@ def jacobian(specimen: Specimen, quick: bool) -> Iterator[Picture]:
         raise ValueError(QUICK)
     if units < 2:
         raise ValueError(
-            "the network has a single unit, and the chapter is about those after the first"
+            "the network has a single unit; this chapter is about the units after the first"
         )
     stem = jacobians.between(specimen.model, None, 1, training=specimen.training)
     body = jacobians.between(specimen.model, 1, units, training=specimen.training)
@@ -183,14 +188,21 @@ def jacobian(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     values = f"All {size:,}"
     if not spectrum.is_complete:
         values = f"The {len(spectrum.values)} largest of {size:,}"
-    whose = "its own statistics" if specimen.training else "the moving statistics"
-    found = {"values": values, "units": units, "whose": whose, "largest": spectrum.values[0]}
+    statistics = "its own statistics" if specimen.training else "the moving statistics"
     figure = figures.singular_values({f"x_1 to x_{units}": spectrum})
-    yield _picture("singular_values", figure, {"spectrum": spectrum}, **found)
+    yield _picture(
+        "singular_values",
+        figure,
+        {"spectrum": spectrum},
+        values=values,
+        units=units,
+        statistics=statistics,
+        largest=spectrum.values[0],
+    )
 
 
-#: Heading to chapter, in the order of the page. The function's name is the chapter's in
-#: analysis.json.
+#: Heading of a chapter to its function, in the order of the page. The function's name is the
+#: chapter's key in analysis.json.
 CHAPTERS: Mapping[str, Callable[[Specimen, bool], Iterator[Picture]]] = {
     "The unit": unit,
     "Training": training,
@@ -208,10 +220,10 @@ def _picture(
     numbers: Mapping[str, Any] = MappingProxyType({}),
     alt: str = "",
     /,
-    **found: Any,
+    **measured: Any,
 ) -> Picture:
-    """Return a picture whose sentence in pictures.toml is filled with what was found."""
-    return Picture(key, figure, TEXTS[key]["found"].format(**found).strip(), numbers, alt)
+    """Return a picture; fill its sentence in pictures.toml with what was measured."""
+    return Picture(key, figure, TEXTS[key]["found"].format(**measured).strip(), numbers, alt)
 
 
 def _units(specimen: Specimen) -> list:
@@ -230,15 +242,15 @@ def _diagram(unit):
 
 
 def _variants(specimen: Specimen) -> dict[str, Any]:
-    """Measure a registered model, with new weights, with the other arrangements and without
-    shortcuts.
+    """Measure a registered model with each of the other arrangements, and without
+    shortcuts. All weights are new. Other networks have no variants.
     """
     entry = specimen.entry
-    own = entry and kp.model_entry(entry).arguments.get("arrangement")
-    if own not in kp.ARRANGEMENTS:
+    arrangement = entry and kp.model_entry(entry).arguments.get("arrangement")
+    if arrangement not in kp.ARRANGEMENTS:
         return {}
     changes: dict[str, dict[str, Any]] = {
-        name: {"arrangement": name} for name in kp.ARRANGEMENTS if name != own
+        name: {"arrangement": name} for name in kp.ARRANGEMENTS if name != arrangement
     }
     changes["no shortcuts"] = {"shortcut": "none"}
     return {

@@ -12,7 +12,7 @@ from keras_preact.analysis.audit import Audit, AuditFinding
 from keras_preact.analysis.figures import style
 
 HERE = Path(__file__).parent
-#: Name of a picture to its texts, which the file explains.
+#: Name of a picture to its texts. The file explains them.
 TEXTS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
     (HERE / "pictures.toml").read_text(encoding="utf-8")
 )
@@ -42,9 +42,9 @@ def render(
         title: Name of the network.
         summary: What was analysed, and how: name to text.
         audit: The audit, or the reason why there is none.
-        chapters: Name, heading and pictures. The files of a picture are those that
-            `save` writes to `pictures/`.
-        left_out: Heading of a chapter that does not apply to the reason.
+        chapters: Name, heading and pictures of each chapter. The page links to the files
+            that `save` writes to `pictures/`.
+        left_out: Heading of each chapter that does not apply, and the reason.
     """
     findings = () if isinstance(audit, str) else audit.findings
     worst = [each for status in ("FAIL", "WARN") for each in findings if each.status == status]

@@ -18,7 +18,7 @@ from ..cli import UserError, nearest
 from ..config import Data, from_json
 from ..histories import read_table
 
-#: Test images that are shuffled before some are taken. In a folder they are sorted by class.
+#: Test images that are shuffled before some are taken: the images of a folder are sorted by class.
 MIXED = 2000
 
 
@@ -30,7 +30,7 @@ class Specimen:
         name: Name for headings.
         model: The network.
         weights: Source of its weights, in words.
-        trained: Whether they were trained.
+        trained: Whether the weights were trained.
         x, labels: The batch.
         data: Source of the batch, in words.
         more: Further images and labels to count errors on; None if the labels mean
@@ -55,8 +55,8 @@ class Specimen:
 
     @property
     def training(self) -> bool:
-        """Whether signals are measured with the batch's statistics. Before training the
-        moving ones say nothing.
+        """Whether signals are measured with the batch's statistics. Before training, the
+        moving statistics say nothing.
         """
         return not self.trained
 
@@ -69,7 +69,7 @@ class Specimen:
         """Return the `Audit` of the network on the batch.
 
         Raises:
-            ValueError: as `kp.analysis.audit`.
+            ValueError: as from `kp.analysis.audit`.
         """
         return dataclasses.replace(audit(self.model, self.x, labels=self.labels), model=self.name)
 
@@ -90,17 +90,17 @@ def chosen_data(images: int, data: str | None, data_dir: Path | None) -> Data | 
 def open_specimen(
     target: str, checkpoint: str, data: Data | None, images: int, seed: int
 ) -> Specimen:
-    """Open what a user named.
+    """Open the network that a user named, with its images.
 
     Args:
         target: A run directory, a .keras file, or a name of `kp.list_models()`.
         checkpoint: Model of a run: final, best or last.
-        data: Data set that replaces the run's own, or the digits.
+        data: Data set that replaces the run's data set, or the digits.
         images: Images in the batch.
         seed: Seed of a registered model's weights, and of random images.
 
     Raises:
-        UserError: for what is none of the three, or does not fit the data.
+        UserError: for a target that is none of the three, or does not fit the data.
     """
     path = Path(target)
     if (path / "config.json").is_file():
@@ -110,7 +110,7 @@ def open_specimen(
         pixels = any(layer.name == "preprocessing" for layer in model.layers)
         batch = _batch(model, data, images, seed, pixels)
         trained = not _is_untrained(model)
-        weights = f"those of {path.name}"
+        weights = f"from {path.name}"
         if not trained:
             weights += ", untrained: every moving mean is 0 and every moving variance is 1"
         return Specimen(path.name, model, weights, trained, **batch)
@@ -118,9 +118,9 @@ def open_specimen(
         keras.utils.set_random_seed(seed)
         model = kp.create_model(target)
         batch = _batch(model, data, images, seed, pixels=False) | {"more": None}
-        return Specimen(target, model, f"new ones, seed {seed}", False, entry=target, **batch)
+        return Specimen(target, model, f"new, seed {seed}", False, entry=target, **batch)
     if path.is_dir():
-        runs.read_config(path)  # says what is missing
+        runs.read_config(path)  # its error says what is missing
     raise UserError(
         f"{target} is neither a run directory nor a .keras file nor a registered model. "
         f"{nearest(target, kp.list_models())}"
@@ -129,36 +129,38 @@ def open_specimen(
 
 def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Specimen:
     config = runs.read_config(run)["config"]
-    own = from_json(Data, config["data"])
+    trained_on = from_json(Data, config["data"])
     model, path = networks.open_run(run, checkpoint)
     return Specimen(
         run.resolve().name,
         model,
-        f"those of the run's {path.relative_to(run)}",
+        f"from the run's {path.relative_to(run)}",
         True,
         history=read_table(run / "history.csv"),
         health=read_table(run / "health.csv"),
-        measured_on="held-out" if own.holdout else "test",
-        **_from_data(model, data or dataclasses.replace(own, holdout=0), images, pixels=True),
+        measured_on="held-out" if trained_on.holdout else "test",
+        **_from_data(
+            model, data or dataclasses.replace(trained_on, holdout=0), images, pixels=True
+        ),
     )
 
 
 def _is_untrained(model) -> bool:
-    """Whether normalisations have moving statistics, and all are as before the first
-    update.
+    """Whether the network has moving statistics and all of them have their initial
+    values.
     """
-    first = {"moving_mean": 0, "moving_variance": 1}
+    initial = {"moving_mean": 0, "moving_variance": 1}
     as_new = [
-        (keras.ops.convert_to_numpy(variable) == first[name]).all()
+        (keras.ops.convert_to_numpy(variable) == initial[name]).all()
         for variable in model.non_trainable_variables
-        if (name := variable.path.rsplit("/", 1)[-1]) in first
+        if (name := variable.path.rsplit("/", 1)[-1]) in initial
     ]
     return bool(as_new) and all(as_new)
 
 
 def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> dict[str, Any]:
-    """Return the fields of a `Specimen` that hold images: those of `data`, else the digits
-    if they fit, else random ones.
+    """Return the fields of a `Specimen` that hold images: images of `data` if given, else
+    digits if they fit, else random images.
     """
     if data is not None:
         return _from_data(model, data, images, pixels)
@@ -173,13 +175,13 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
     rng = np.random.default_rng(seed)
     size = (images, *shape)
     x = rng.uniform(0, 255, size) if pixels else rng.normal(size=size)
-    kind = "random pixels" if pixels else "random numbers (normal, mean 0, variance 1)"
+    entries = "random pixels" if pixels else "random numbers (normal, mean 0, variance 1)"
     labels = rng.integers(0, model.output_shape[-1], images)
-    what = (
-        f"{images} images of {' x '.join(map(str, shape))} {kind}. Random images and labels: "
-        "losses and accuracies mean nothing here"
+    description = (
+        f"{images} images of {' x '.join(map(str, shape))} {entries}. Images and labels are "
+        "random: losses and accuracies mean nothing here"
     )
-    return {"x": x.astype("float32"), "labels": labels, "data": what}
+    return {"x": x.astype("float32"), "labels": labels, "data": description}
 
 
 def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
@@ -189,8 +191,8 @@ def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
     if model.output_shape[-1] != len(source.classes):
         raise UserError(
             f"{model.name} has {model.output_shape[-1]} outputs, the data set {source.name} has "
-            f"{len(source.classes)} classes. Choose the data set that it was trained for with "
-            "--data."
+            f"{len(source.classes)} classes. Use --data to choose the data set that it was "
+            "trained on."
         )
     size = shape[0] if len(shape) == 3 else source.size
     rows = datasets.evaluation_batches(source, source.test, 1, size).unbatch()
@@ -202,7 +204,8 @@ def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
         x = x.reshape(len(x), -1)
     if x.shape[1:] != shape and None not in shape:
         raise UserError(
-            f"{model.name} takes {shape}, the images of {source.name} are {x.shape[1:]}."
+            f"{model.name} takes {shape}, the images of {source.name} are {x.shape[1:]}. Use "
+            "--data to choose another data set."
         )
     return {
         "x": x[:images].astype("float32"),
