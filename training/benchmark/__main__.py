@@ -11,21 +11,22 @@ from .. import cli
 from . import very_deep
 from .questions import QUESTIONS, Question
 
-DESCRIPTION = """Measure networks side by side, each in a process of its own, in turn (A B C, ...).
-Prints medians with the least and the largest value, and ratios to a baseline of the same
+DESCRIPTION = """Measure networks side by side, each in its own process, in turn (A B A B ...).
+Prints medians with the least and the largest value, and ratios to a baseline in the same
 round; --output writes every figure. A network is a registered model with options of its
-builder, cifar_resnet164_preact:stacked=true,remat=3, or one of another package:
+builder, such as cifar_resnet164_preact:stacked=true,remat=3, or one of another package:
 keras_applications_resnet50v2, keras_hub_resnet50v2, timm_resnetv2_50:channels_last=true,
 torch_resnet_cifar20 (also 56 and 110, in plain PyTorch). Each takes dtype=mixed_bfloat16."""
 
-#: Name of a command to what its options make: a question, or a function that measures by itself.
+#: Name of a command to its question, which holds the options, or to a function that measures.
 COMMANDS: Mapping[str, Callable[..., Question | None]] = {**QUESTIONS, "very-deep": very_deep.run}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the arguments and measure."""
     lines = {
-        name: (inspect.getdoc(kind) or "").partition("\n")[0] for name, kind in COMMANDS.items()
+        name: (inspect.getdoc(command) or "").partition("\n")[0]
+        for name, command in COMMANDS.items()
     }
     cli.choose("benchmark", DESCRIPTION, lines, _start, argv)
 
@@ -33,15 +34,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _start(command: str, argv: Sequence[str]) -> None:
     question = cli.parse(f"benchmark {command}", COMMANDS[command], argv)
     if question is not None:
-        from . import comparison  # brings Keras, which a help text must not
+        from . import comparison  # imports Keras, which is too slow for a help text
 
-        with _ended_by_sigterm():
+        with _exit_on_sigterm():
             comparison.run(question)
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM raise SystemExit, which ends the processes that are measured as well."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM, so that the measured processes stop as well."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

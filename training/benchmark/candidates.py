@@ -17,7 +17,7 @@ from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
-#: Policies that --dtype takes, and the option `dtype` of every candidate, which overrides it.
+#: Policies for --dtype and for the option `dtype` of a candidate, which overrides --dtype.
 DTYPES = ("float32", "mixed_bfloat16")
 
 #: Options that the benchmark sets itself, and what sets them.
@@ -33,12 +33,12 @@ class Peer:
     """A network of another package, or in plain PyTorch.
 
     Args:
-        build: Function of the height and width of the images that returns a Keras model
-            or a torch module, which computes logits.
+        build: Function that takes the height and width of the images, one number, and
+            returns a Keras model or a torch module that computes logits.
         backends: Backends it runs on.
-        package: Package it imports, by its name for pip; None if Keras has it.
-        options: Names that can be true or false, for `subjects.TorchSubject`.
-        image_size: Height and width of the network's own images.
+        package: Name for pip of the package that it needs; None if it needs no other.
+        options: Names of options of `subjects.TorchSubject`, each true or false.
+        image_size: Height and width of the images if none are given.
         classes: Outputs of its classifier.
     """
 
@@ -84,8 +84,7 @@ class Candidate:
     Args:
         backend: Keras backend.
         name: A registered model or a peer.
-        options: Options of the model's builder that replace its own, or of the peer;
-            `dtype` is the policy.
+        options: Options of the model's builder, or of the peer; `dtype` is the policy.
     """
 
     backend: str
@@ -106,20 +105,20 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     """Return name and options of `NAME[:option=value,...]`.
 
     Raises:
-        ValueError: for a name or an option that is not known; the message has the
-            nearest.
+        ValueError: for an unknown name or option; the message suggests the nearest one.
     """
-    name, _, rest = text.partition(":")
+    name, _, assignments = text.partition(":")
     lookup(dict.fromkeys([*MODELS, *PEERS]), name, "candidate")
-    options = dict(map(read_option, filter(None, rest.split(","))))
+    options = dict(map(read_option, filter(None, assignments.split(","))))
     if "dtype" in options and options["dtype"] not in DTYPES:
         raise UserError(f"dtype must be {' or '.join(DTYPES)}. Received: {text!r}")
     if name in PEERS:
         elsewhere, known = {}, {*PEERS[name].options, "dtype"}
     else:
-        own = inspect.signature(MODELS[name].builder).parameters
+        arguments = inspect.signature(MODELS[name].builder).parameters
         elsewhere = _SET_ELSEWHERE
-        known = {*kp.models.option_names(), *own, "dtype"} - {"options", "kwargs", *elsewhere}
+        known = {*kp.models.option_names(), *arguments, "dtype"}
+        known -= {"options", "kwargs", *elsewhere}
     for key, value in options.items():
         if key in elsewhere:
             raise UserError(f"{key} is set by {elsewhere[key]}. Received: {text!r}")
@@ -173,8 +172,9 @@ def build(name: str, options: Mapping[str, Any], image_size: int | None):
 
     Args:
         name: A registered model or a peer.
-        options: Options of a registered model's builder. A peer's say how it is run.
-        image_size: Height and width; None for the network's own.
+        options: Options of a registered model's builder. The options of a peer are not
+            used here: they say how it is run.
+        image_size: Height and width; None for the network's default.
     """
     if name in PEERS:
         peer = PEERS[name]

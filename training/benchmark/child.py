@@ -1,4 +1,4 @@
-"""Measures one candidate in this process, which the benchmark starts for it.
+"""Measures one candidate. The benchmark runs this module in a process per candidate.
 
 The argument is JSON: the name of the question, its options and the candidate. The
 result is one line of JSON on stdout. KERAS_BACKEND chooses the backend.

@@ -1,5 +1,5 @@
-"""A benchmark from its question to its report: every candidate in a process of its own, in
-turn, and a table of medians and ratios.
+"""A benchmark from its question to its report: it measures every candidate in its own
+process, in turn, and prints a table of medians and ratios.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
 )
 _ORDER = (
-    "The children of a round run one after another; a ratio is of two figures of the same round."
+    "The processes of a round run one after another; a ratio compares figures of the same round."
 )
 
 
@@ -41,7 +41,7 @@ def run(question: Question) -> dict:
 
     summary = report.summarize(rounds.figures_of(outcomes, question.rounds), baselines)
     results = {outcome.label: outcome.result for outcome in outcomes if outcome.result}
-    found = {
+    content = {
         "command": question.command,
         "settings": dataclasses.asdict(question),
         "about": question.about,
@@ -60,12 +60,12 @@ def run(question: Question) -> dict:
         "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
         "summary": summary,
     }
-    print(_heading(question, found))
+    print(_heading(question, content))
     print(report.table(question.columns, summary, baselines, remarks(summary, outcomes)))
     if question.output is not None:
-        runs.write_json(question.output, found)
+        runs.write_json(question.output, content)
         print(f"Written: {question.output}")
-    return found
+    return content
 
 
 def _check(question: Question) -> None:
@@ -82,7 +82,7 @@ def _check(question: Question) -> None:
 
 
 def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, str]:
-    """Return label to label of the baseline."""
+    """Return the label of each candidate to the label of its baseline."""
     labels = {row.label: row for row in rows}
     if baseline is None:
         first: dict[str, str] = {}
@@ -90,10 +90,10 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
             first.setdefault(row.backend, row.label)
         return {row.label: first[row.backend] for row in rows}
     backend, slash, network = baseline.rpartition("/")
-    over = {row.label: f"{backend if slash else row.backend}/{network}" for row in rows}
-    if not set(over.values()) <= labels.keys():
-        cli.lookup(labels, baseline, "--baseline")  # an error that names the candidates
-    return over
+    baselines = {row.label: f"{backend if slash else row.backend}/{network}" for row in rows}
+    if not set(baselines.values()) <= labels.keys():
+        cli.lookup(labels, baseline, "--baseline")  # raises an error that names the candidates
+    return baselines
 
 
 def remarks(
@@ -101,29 +101,29 @@ def remarks(
 ) -> dict[str, tuple[str, str]]:
     """Return whether each candidate was compiled, and why it has no figures."""
     words = {True: "yes", False: "no"}
-    found = {label: ("-", "") for label in summary}
+    cells = {label: ("-", "") for label in summary}
     for outcome in outcomes:
-        jit, _ = found[outcome.label]
+        jit, _ = cells[outcome.label]
         if outcome.result:
-            found[outcome.label] = (words[outcome.result["jit_compile"]], "")
+            cells[outcome.label] = (words[outcome.result["jit_compile"]], "")
         else:
             when = f" in round {outcome.round}" if summary[outcome.label] else ""
-            found[outcome.label] = (jit, f"{outcome.problem}{when}")
-    return found
+            cells[outcome.label] = (jit, f"{outcome.problem}{when}")
+    return cells
 
 
-def _heading(question: Question, found: dict[str, Any]) -> str:
-    rows = found["candidates"].values()
+def _heading(question: Question, content: dict[str, Any]) -> str:
+    rows = content["candidates"].values()
     devices = sorted({row["device"] for row in rows if row["device"]})
-    over = dict.fromkeys(row["baseline"] for row in rows)
+    baselines = dict.fromkeys(row["baseline"] for row in rows)
     mode = f", {question.mode}" if hasattr(question, "mode") else ""
-    own = " if not given" if any("dtype" in row["options"] for row in rows) else ""
+    default = " by default" if any("dtype" in row["options"] for row in rows) else ""
     lines = [
-        f"{question.command}{mode}: batch {question.batch}, {question.dtype}{own}, "
+        f"{question.command}{mode}: batch {question.batch}, {question.dtype}{default}, "
         f"{question.rounds} round{'s' * (question.rounds > 1)}, on "
-        f"{' and '.join(devices) or 'nothing'} ({found['machine']['cpu']})",
+        f"{' and '.join(devices) or 'nothing'} ({content['machine']['cpu']})",
         question.about,
         _ORDER,
-        f"Figures: median (least to most) of the rounds. Ratios: over {', '.join(over)}.",
+        f"Figures: median (least to most) of the rounds. Ratios: to {', '.join(baselines)}.",
     ]
     return "\n".join(["", *lines, ""])

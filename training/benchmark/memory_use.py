@@ -10,12 +10,12 @@ from .subjects import KerasSubject, Step, Subject
 
 
 def measure(subject: Subject, steps: int) -> dict:
-    """Return the bytes that the first `steps` train steps of a network need, of each
-    kind that this backend and this device can tell.
+    """Return the memory that the first `steps` train steps of a network need, in bytes:
+    each kind of memory that this backend and device can report.
     """
     step, temporary = _analysed_step(subject)
     before = backends.resident()
-    with contextlib.suppress(OSError):  # Linux alone can forget the peak so far
+    with contextlib.suppress(OSError):  # only Linux can reset the peak
         Path("/proc/self/clear_refs").write_text("5")
     for _ in range(steps):
         step()

@@ -8,8 +8,8 @@ _CLASSES = 1000
 
 
 def applications_resnet50v2(package: str, image_size: int):
-    """The network of `keras.applications`, or of this library, which takes its weights:
-    the strides are where those have them.
+    """The network of `keras.applications`, or of this library's `applications`, which
+    takes the same weights and has its strides at the same places.
     """
     return importlib.import_module(package).applications.ResNet50V2(
         weights=None,

@@ -1,6 +1,4 @@
-"""What is asked of every network: its options, its figures, and how a process measures
-them.
-"""
+"""The questions: the options and the figures of each, and how a process measures them."""
 
 import dataclasses
 import os
@@ -45,7 +43,7 @@ class Question:
     dtype: Literal["float32", "mixed_bfloat16"] = "float32"
     """Keras dtype policy, if a network's option dtype is not given. Torch modules: autocast."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the step. auto: as Keras, but not TensorFlow's on a CPU, nor torch modules."""
+    """Compile the step. auto: as Keras, but not for TensorFlow on a CPU or torch modules."""
     limit: float = 300
     """Stop a measurement after this many seconds and drop its candidate."""
     output: Path | None = None
@@ -53,14 +51,14 @@ class Question:
 
     #: Name of the command.
     command: ClassVar[str]
-    #: What the figures are, for the head of the table.
+    #: What the figures are, for the text above the table.
     about: ClassVar[str]
-    #: The first column is the one whose ratio to the baseline is shown.
+    #: Columns of the table. It shows the ratio to the baseline for the first one.
     columns: ClassVar[Sequence[Column]]
 
     def measure(self, subject: "Subject") -> dict:
-        """Return figures of one network, in the process of a child: numbers, and lists
-        of those that they come from.
+        """Return the figures of one network, in its own process: numbers, and the lists
+        that they are computed from.
         """
         raise NotImplementedError
 
@@ -94,7 +92,7 @@ class Compile(Question):
     """Time to build a network, to its first train step, and to compile it."""
 
     batch: int = 2
-    """Images per step. Few: the first step also computes, which grows with the batch."""
+    """Images per step. Few, because the first step computes as well as compiles."""
     models: tuple[str, ...] = (f"{MODEL}:stacked=true", f"{MODEL}:stacked=false")
     """Networks: NAME or NAME:option=value,..., such as stacked=true,execution=loop."""
 
@@ -156,4 +154,6 @@ class Memory(Question):
 
 
 #: Name of a command to its question.
-QUESTIONS: Mapping[str, type[Question]] = {kind.command: kind for kind in (Step, Compile, Memory)}
+QUESTIONS: Mapping[str, type[Question]] = {
+    question.command: question for question in (Step, Compile, Memory)
+}

@@ -1,4 +1,4 @@
-"""From the figures of all rounds to medians, ratios and a table."""
+"""Medians, ratios and a table from the figures of all rounds."""
 
 import dataclasses
 import statistics
@@ -42,22 +42,23 @@ def summarize(
     """Return the statistics of every candidate's figures.
 
     Args:
-        rounds: For each round, label of a candidate to its figures, if it has some.
-        baselines: Label of a candidate to that of its baseline.
+        rounds: For each round, label of each candidate that has figures to the figures.
+        baselines: Label of a candidate to the label of its baseline.
 
     Returns:
-        Label to figure to `median`, `min`, `max`, `rounds` and, if both have the figure
-        in a round and the baseline's is not 0, `ratio`: `over` (the baseline's label),
-        `median`, `min`, `max` of the quotients of figures of the same round.
+        Label to figure to `median`, `min`, `max`, `rounds` (their number) and `ratio`:
+        `over` (the baseline's label), and `median`, `min`, `max` of the quotients of
+        figures of the same round. There is no `ratio` if no round has both figures with
+        a baseline other than 0.
     """
     summary: dict[str, dict[str, dict]] = {}
     for label, baseline in baselines.items():
-        own = [
+        compared = [
             (figures[label], figures.get(baseline, {})) for figures in rounds if label in figures
         ]
         summary[label] = {}
-        for key in dict.fromkeys(key for figures, _ in own for key in figures):
-            pairs = [(figures[key], base.get(key)) for figures, base in own if key in figures]
+        for key in dict.fromkeys(key for figures, _ in compared for key in figures):
+            pairs = [(figures[key], base.get(key)) for figures, base in compared if key in figures]
             entry: dict[str, Any] = _spread([value for value, _ in pairs]) | {"rounds": len(pairs)}
             ratios = [value / base for value, base in pairs if base]
             if ratios:
@@ -86,9 +87,9 @@ def table(
     Rows are numbered: `1.5 x [1]` is a ratio of 1.5 over the figure of row 1.
 
     Args:
-        columns: The ratio of the first one that a candidate has is shown.
+        columns: Columns. The table shows the ratio of the first one that a candidate has.
         summary: What `summarize` returns.
-        baselines: Label of a candidate to that of its baseline.
+        baselines: Label of a candidate to the label of its baseline.
         remarks: Label to the cells of the last two columns: whether it is compiled, and why
             it has no figures.
     """
@@ -98,8 +99,9 @@ def table(
         if any(column.figure in figures for figures in summary.values())
     ]
     numbers = {label: f"[{n}]" for n, label in enumerate(summary, 1)}
-    of = columns[0].name if columns else ""
-    rows = [["", "candidate", *(each.heading for each in columns), f"ratio of {of}", "jit", ""]]
+    first = columns[0].name if columns else ""
+    headings = [column.heading for column in columns]
+    rows = [["", "candidate", *headings, f"ratio of {first}", "jit", ""]]
     for label, figures in summary.items():
         cells = [column.text(figures.get(column.figure)) for column in columns]
         shown = next((column for column in columns if column.figure in figures), None)

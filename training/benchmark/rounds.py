@@ -16,12 +16,12 @@ from .questions import Question
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a child.
+    """Outcome of one measurement in its own process.
 
     Args:
         round: Number of the round, from 1.
         label: Label of the candidate.
-        seconds: Life of the process, with its imports.
+        seconds: Duration of the process, with its imports.
         result: What it measured; None if it failed.
         problem: Why it failed, such as `over 300 s`.
     """
@@ -34,17 +34,17 @@ class Outcome:
 
 
 def run(question: Question, candidates: Sequence[Candidate]) -> list[Outcome]:
-    """Measure A B C, A B C, ... in order, and tell of each on stderr. A candidate that
+    """Measure A B C, A B C, ... in order, and report each on stderr. A candidate that
     fails or is stopped is left out of later rounds.
 
     Raises:
-        UserError: if a child reports a mistake in what it was given.
+        UserError: if a process reports a mistake in the user's options.
     """
     outcomes: list[Outcome] = []
-    given_up: set[str] = set()
+    dropped: set[str] = set()
     for number in range(1, question.rounds + 1):
         for candidate in candidates:
-            if candidate.label in given_up:
+            if candidate.label in dropped:
                 continue
             start = time.perf_counter()
             status, out, err = _child(question, candidate)
@@ -52,13 +52,13 @@ def run(question: Question, candidates: Sequence[Candidate]) -> list[Outcome]:
             if status == 2:
                 raise UserError(f"{candidate.label}: {children.last_line(err)}")
             if status == 0:
-                found = {"result": json.loads(out.splitlines()[-1])}
+                outcome = {"result": json.loads(out.splitlines()[-1])}
             else:
-                given_up.add(candidate.label)
-                found = {"problem": children.problem(status, err, question.limit)}
-            outcomes.append(Outcome(number, candidate.label, seconds, **found))
-            said = outcomes[-1].problem or f"{seconds:.0f} s"
-            print(f"round {number}: {candidate.label}: {said}", file=sys.stderr, flush=True)
+                dropped.add(candidate.label)
+                outcome = {"problem": children.problem(status, err, question.limit)}
+            outcomes.append(Outcome(number, candidate.label, seconds, **outcome))
+            message = outcomes[-1].problem or f"{seconds:.0f} s"
+            print(f"round {number}: {candidate.label}: {message}", file=sys.stderr, flush=True)
     return outcomes
 
 
@@ -72,7 +72,7 @@ def _child(question: Question, candidate: Candidate) -> tuple[int, str, str]:
 
 
 def figures_of(outcomes: Sequence[Outcome], rounds: int) -> list[dict[str, dict[str, float]]]:
-    """Return, for each round, label to the figures that are single numbers."""
+    """Return for each round: label to the figures that are single numbers."""
     table: list[dict[str, dict[str, float]]] = [{} for _ in range(rounds)]
     for outcome in outcomes:
         if outcome.result is not None:

@@ -1,5 +1,5 @@
-"""A network with its optimiser, its loss and a batch: the steps that are timed. Every
-step ends when its results are there.
+"""Networks with optimiser, loss and batch, and the steps that are timed. A step ends when
+its results are available.
 """
 
 import math
@@ -27,7 +27,7 @@ def timed(action: Step) -> tuple[float, Any]:
 
 
 def seconds_of(step: Step, warmup: int, steps: int) -> list[float]:
-    """Return the seconds of each of `steps` steps, after `warmup` others."""
+    """Return the seconds of each of `steps` steps, after `warmup` steps without timing."""
     for _ in range(warmup):
         step()
     return [timed(step)[0] for _ in range(steps)]
@@ -44,8 +44,8 @@ def make(candidate: candidates.Candidate, options: Any) -> "Subject":
 
 
 def wait(*arrays: Any) -> None:
-    """Wait for the device: on JAX for these arrays, on torch for all of its work.
-    TensorFlow's results are read instead.
+    """Wait for the device: on JAX for these arrays, on torch for all of its work. On
+    TensorFlow, the steps wait because they read their results.
     """
     backend = keras.backend.backend()
     if backend == "jax":
@@ -64,7 +64,7 @@ def _batch(
 ) -> tuple[np.ndarray, np.ndarray]:
     if None in shape:
         raise UserError(
-            f"The network takes images of any size: give --image-size. Received: {shape}"
+            f"The network takes images of any size. Choose one with --image-size. Received: {shape}"
         )
     random = np.random.default_rng(0)
     images = random.standard_normal((batch, *map(int, filter(None, shape))), "float32")
@@ -72,8 +72,8 @@ def _batch(
 
 
 class KerasSubject:
-    """A Keras model, compiled as a user of the library does, whose batch is already on
-    the device.
+    """A Keras model, compiled as a user of the library does it, with a batch that is
+    already on the device.
 
     Attributes:
         jit_compile: Whether its steps are compiled, after `auto` is decided.
@@ -110,21 +110,22 @@ class KerasSubject:
 class TorchSubject:
     """A torch module with torch's own SGD and cross-entropy.
 
-    Options of its candidate: `channels_last`, how images and weights are stored, and
-    `compile`, whether torch.compile compiles it (without it, `--jit-compile on` does).
+    Options of its candidate: `channels_last` stores images and weights in this memory
+    format. `compile` says whether torch.compile compiles the module; if not given,
+    `--jit-compile on` does it.
     """
 
-    def __init__(self, module, own: dict, options: Any, size: int, classes: int):
+    def __init__(self, module, candidate_options: dict, options: Any, size: int, classes: int):
         import torch
 
         self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        # as timm's own scripts set it; XLA tries convolutions out, too
+        # as in timm's scripts: time the algorithms of a convolution and take the fastest, as XLA
         torch.backends.cudnn.benchmark = True
-        last = own.get("channels_last", False)
-        layout = torch.channels_last if last else torch.contiguous_format
+        channels_last = candidate_options.get("channels_last", False)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
         self.module = module.to(self.device, memory_format=layout)
-        self.jit_compile = own.get("compile", options.jit_compile == "on")
+        self.jit_compile = candidate_options.get("compile", options.jit_compile == "on")
         self.run = torch.compile(self.module) if self.jit_compile else self.module
         weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.parameters = sum(weight.numel() for weight in weights)

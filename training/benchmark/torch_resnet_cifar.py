@@ -1,5 +1,5 @@
-"""The paper's network for CIFAR as a PyTorch user writes it: `kp.models.resnet_cifar` is
-measured beside it. It uses nothing of the library.
+"""The paper's network for CIFAR as a PyTorch user writes it, to measure beside
+`kp.models.resnet_cifar`. It uses nothing of the library.
 """
 
 from torch import nn
@@ -30,7 +30,7 @@ class Unit(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The pre-activation network of `depth` 6n + 2 with basic units, of logits."""
+    """The pre-activation network of `depth` 6n + 2 with basic units. It returns logits."""
 
     def __init__(self, depth: int, classes: int = 10):
         super().__init__()

@@ -12,14 +12,14 @@ import tyro
 from .. import backends, cli, runs
 from ..config import Data
 
-#: Name to the layers of a network and its learning rate.
+#: Name of a network to its number of layers and its learning rate.
 NETWORKS = {"preact": (10_001, 0.01), "released": (10_001, 0.01), "vanilla": (10_000, 0.001)}
 
 
 def _build(network: str, layers: int, width: float, remat: int | bool):
-    """Return a network. The weights of preact are scaled for the depth. With those of the
-    released code the gradients grow towards the start. A vanilla network has no shortcuts
-    and no normalisation.
+    """Return a network. The weights of preact are scaled for the depth. With the released
+    code's weights, the gradients grow towards the start. A vanilla network has no
+    shortcuts and no normalisation.
     """
     import keras_preact as kp
 
@@ -55,7 +55,7 @@ def run(
         width: Factor on the number of channels.
         batch: Images per step.
         steps: Number of steps.
-        learning_rate: Learning rate. If not given: the network's own.
+        learning_rate: Learning rate. If not given: 0.01, or 0.001 for vanilla.
         remat: Recompute this many units together in the backward pass. 0: keep
             everything.
         seed: Seed of the weights.
@@ -128,8 +128,9 @@ def _digits(batch: int, seed: int):
 
 
 def _train(model, images, labels, steps: int, rate: float):
-    """Train, and return the loss and the seconds of each step, and the norms of the first
-    gradients: path of a weight to those of the first, middle and last unit of its stack.
+    """Train. Return the loss and the seconds of each step, and the norms of the gradients
+    in the first step: path of a weight to the norms in the first, middle and last unit of
+    its stack.
     """
     from keras import ops
 
@@ -139,7 +140,7 @@ def _train(model, images, labels, steps: int, rate: float):
         if weight.path.endswith("kernel")
         and ("_units/" in weight.path or weight.path.startswith(("stem", "head")))
     }
-    before = {path: np.array(ops.convert_to_numpy(each)) for path, each in kernels.items()}
+    before = {path: np.array(ops.convert_to_numpy(weight)) for path, weight in kernels.items()}
     losses, seconds = [], []
     gradients: dict[str, list[float]] = {}
     for step in range(1, steps + 1):
@@ -149,7 +150,7 @@ def _train(model, images, labels, steps: int, rate: float):
         print(f"step {step}: loss {losses[-1]:.4f}, {seconds[-1]:.1f} s", flush=True)
         if step > 1:
             continue
-        print("Norms of the gradients (of a stack: first, middle and last unit)")
+        print("Norms of the gradients (in a stack: first, middle and last unit)")
         for path, weight in kernels.items():
             # the first step of SGD moves a weight by its gradient times the rate
             moved = (before[path] - ops.convert_to_numpy(weight.value)) / rate
