@@ -21,7 +21,7 @@ from .run import Options
 if TYPE_CHECKING:
     from .rows import Trial
 
-DESCRIPTION = """Measure the tables of the results: train every row, beside its published number.
+DESCRIPTION = """Train every row of a table of results, to compare it with its published number.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
 Set KERAS_BACKEND to tensorflow (default), jax or torch.
 Tables on CIFAR need its images; the paper's tables also need an accelerator."""
@@ -71,8 +71,8 @@ def _start(command: str, argv: Sequence[str]) -> None:
 
 
 def train(options: Options, tables: Sequence[str]) -> None:
-    """Train the missing runs of the rows, one after another, each in a process of its
-    own: when one ends, its memory is free.
+    """Train the missing runs of the rows, one after another. Each has its own process, so
+    that its memory is free when it ends.
 
     Raises:
         UserError: if runs failed; the others were trained.
@@ -98,8 +98,9 @@ def train(options: Options, tables: Sequence[str]) -> None:
 
 
 def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
-    """Return the trials of the rows of some tables, each once; of all rows without
-    `names`. A name that is none of a row's, but a part of some, means all of those.
+    """Return the trials of rows of some tables, each once. Without `names`: all rows. A
+    name that is no row's label or trial chooses all rows with labels or trials that
+    contain it.
 
     Raises:
         UserError: for an unknown row.
@@ -109,24 +110,24 @@ def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
     rows = [row for table in tables for row in TABLES[table].rows]
     wanted = {row.trial.name for row in rows if not names}
     for name in names:
-        found = [
+        matches = [
             row.trial.name
             for row in rows
             if name in (row.label, row.trial.name, row.trial.name.partition("/")[2])
         ] or [row.trial.name for row in rows if name in row.label or name in row.trial.name]
-        if not found:
+        if not matches:
             known = ", ".join(dict.fromkeys(row.trial.name for row in rows))
             raise cli.UserError(
                 f"Unknown row {name!r} of {' and '.join(tables)}. Choose from: {known}"
             )
-        wanted.update(found)
+        wanted.update(matches)
     trials = {row.trial.name: row.trial for row in rows if row.trial.name in wanted}
     return list(trials.values())
 
 
 def _status(trial: str, seed: int, options: Options) -> int:
-    """Train in a process of its own, and return its exit status. SIGINT and SIGTERM are
-    passed on to it; when it has saved its state, this process ends as well.
+    """Train in a separate process, and return its exit status. It receives SIGINT and
+    SIGTERM too; when it has saved its state, this process stops as well.
     """
     from ..signals import PREEMPTED
 
@@ -137,7 +138,7 @@ def _status(trial: str, seed: int, options: Options) -> int:
         # the runs of a trial compile the same functions
         variables={"JAX_COMPILATION_CACHE_DIR": str(options.work.absolute() / "compiled")},
     )
-    with _passing_on(process) as received:
+    with _forwarding_signals(process) as received:
         status = process.wait()
     if signal.SIGINT in received:
         raise KeyboardInterrupt
@@ -147,16 +148,16 @@ def _status(trial: str, seed: int, options: Options) -> int:
 
 
 @contextlib.contextmanager
-def _passing_on(process: subprocess.Popen) -> Iterator[list[int]]:
-    """Give a list of the signals that come meanwhile and are passed on to a process."""
+def _forwarding_signals(process: subprocess.Popen) -> Iterator[list[int]]:
+    """Forward SIGINT and SIGTERM to a process. Yield the list of signals received so far."""
     received: list[int] = []
 
-    def pass_on(number: int, _frame) -> None:
+    def forward(number: int, _frame) -> None:
         received.append(number)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:

@@ -17,7 +17,7 @@ from ..terminal import markdown
 from .profiles import FORMAT, NETWORKS, Name, settings_of
 from .results import RESULTS
 
-#: 9n+2 each, for three stages of n bottlenecks.
+#: Each is 9n+2, for three stages of n bottlenecks.
 LAYERS = (20, 56, 110, 164, 506, 1001, 10_001)
 
 
@@ -33,23 +33,23 @@ def depth(
     """Measure the size of activations and gradients along networks of 20 to 10,001
     layers before training.
 
-    On the first digits, with the statistics of the batch. Each network is measured in a
-    process of its own and has a file, OUTPUT/depth/NETWORK-LAYERS.json; what is there
-    already is kept.
+    The input is the first digits, and normalisation uses the statistics of the batch.
+    Each network is measured in its own process and has a file,
+    OUTPUT/depth/NETWORK-LAYERS.json. Files that exist already are kept.
 
     Args:
-        layers: 9n+2 each: three stages of n bottlenecks.
+        layers: Numbers of layers, each 9n+2: three stages of n bottlenecks.
         networks: preact, preact_scaled (its weights scaled for the depth), original, or
             plain (no shortcut).
-        batch: Images.
+        batch: Images in the batch.
         seed: Seed of the weights.
-        limit: Seconds after which a network is given up.
-        smoke: The two least deep of the first two networks alone.
+        limit: Stop the measurement of a network after this many seconds.
+        smoke: Measure only the first two networks, at the two smallest depths.
         output: Folder for the results.
 
     Raises:
-        UserError: for options that do not fit, or a file of other settings; nothing is
-            measured then. When all is done, if a network could not be measured.
+        UserError: for options that do not fit, or a file with other settings; nothing is
+            measured then. At the end, if a network could not be measured.
     """
     for count in layers:
         if count < 11 or (count - 2) % 9:
@@ -86,10 +86,10 @@ def depth(
 def _missing(
     folder: Path, networks: Sequence[Name], layers: Sequence[int], batch: int, seed: int
 ) -> dict[Path, dict[str, Any]]:
-    """Return the files that are not there, each with the settings of its measurement, and
-    say which ones are.
+    """Return the missing files, each with the settings of its measurement. Print which
+    files are kept, and which networks are left out.
     """
-    found = {}
+    missing = {}
     for network, count in itertools.product(dict.fromkeys(networks), layers):
         file = folder / f"{network}-{count}.json"
         settings = settings_of(network, count, batch, seed)
@@ -99,31 +99,33 @@ def _missing(
             _check_same(file, settings)
             print(f"{file.stem}: kept, {file}")
         else:
-            found[file] = settings
-    return found
+            missing[file] = settings
+    return missing
 
 
 def measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
-    """Measure in a process of its own, which gives all memory back; raise a
-    RuntimeError that says why it failed.
+    """Measure in a separate process, which frees all of its memory at its end. If it
+    fails, raise a RuntimeError that says why.
     """
     module = f"{__package__}.profiles"
     return children.result(module, json.dumps(settings), settings["backend"], limit)
 
 
 def read(folder: Path = RESULTS) -> list[dict]:
-    """Return all measurements below a folder of results, network by network, the least
-    deep first.
+    """Return all measurements in a folder of results, sorted by network and depth.
 
     Raises:
-        UserError: for a file that holds none.
+        UserError: for a file that holds no measurement.
     """
     order = list(NETWORKS)
-    # hidden: half-written by a process that was killed
+    # hidden files are half-written: their process was killed
     records = [_read(file) for file in (folder / "depth").glob("[!.]*.json")]
     return sorted(
         records,
-        key=lambda each: (order.index(each["settings"]["network"]), each["settings"]["layers"]),
+        key=lambda record: (
+            order.index(record["settings"]["network"]),
+            record["settings"]["layers"],
+        ),
     )
 
 
@@ -138,11 +140,11 @@ def _read(file: Path) -> dict:
 
 def _check_same(file: Path, settings: Mapping[str, Any]) -> None:
     """Raise a UserError if a file holds the measurement of other settings."""
-    there = _read(file)["settings"]
+    stored = _read(file)["settings"]
     if different := [
-        f"{key} {there.get(key)!r}, not {value!r}"
+        f"{key} {stored.get(key)!r}, not {value!r}"
         for key, value in settings.items()
-        if there.get(key) != value
+        if stored.get(key) != value
     ]:
         raise UserError(f"{file} has {', '.join(different)}: remove it, or give another --output.")
 
@@ -158,7 +160,7 @@ def _figures(record: Mapping[str, Any]) -> list[str]:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the measurements as a Markdown table, a row each."""
+    """Return the measurements as a Markdown table, one per row."""
     head = ["network", "layers", "activations, last unit over first"]
     rows = [[*head, "gradients, first unit over last", "time", "memory"]]
     for record in records:
@@ -168,7 +170,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     return markdown(rows)
 
 
-#: What the rows of the figure show: list of a profile to what it is.
+#: Rows of the figure: key of a list in a profile to the label of the axis.
 _PANELS = {
     "activation_rms": "Root mean square of $x_l$",
     "gradient_norm": r"Norm of $\partial E/\partial x_l$",
@@ -176,10 +178,10 @@ _PANELS = {
 
 
 def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the profiles along l/L into a PNG file: activations above, gradients below,
-    a column a network, a colour a depth.
+    """Draw the profiles along l/L into a PNG file: activations above, gradients below, one
+    column per network, one colour per depth.
 
-    What grows beyond all that networks with shortcuts reach leaves the axis.
+    The axes fit the networks with shortcuts; curves of plain networks may leave them.
 
     Raises:
         ImportError: without matplotlib.
@@ -195,16 +197,16 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     style.heading(drawn, "Signals (above) and gradients (below) along the network, before training")
     rows = drawn.subplots(2, len(of_network), sharex=True, sharey="row", squeeze=False)
     for row, (key, title) in zip(rows, _PANELS.items(), strict=True):
-        for axes, (name, own) in zip(row, of_network.items(), strict=True):
+        for axes, (name, shown) in zip(row, of_network.items(), strict=True):
             above = key == "activation_rms"
             style.styled(axes, NETWORKS[name].label if above else "", "" if above else "Depth l/L")
             axes.set_yscale("log", nonpositive="mask")
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 1 / 3, 2 / 3, 1], ["0", "1/3", "2/3", "1"])  # where stages begin
-            for record in own:
-                places = np.array(record["profile"]["unit"]) / record["units"]
+            for record in shown:
+                depths = np.array(record["profile"]["unit"]) / record["units"]
                 values = np.array(record["profile"][key], "float64")
-                axes.plot(places, values, **looks[record["settings"]["layers"]])
+                axes.plot(depths, values, **looks[record["settings"]["layers"]])
         row[0].set_ylabel(title, fontsize=style.LABEL)
         row[0].set_ylim(*_limits(records, key))
     samples = {f"{count:,} layers": style.sample(look) for count, look in looks.items()}
@@ -213,9 +215,9 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _limits(records: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float]:
-    """Return where the axis ends: below the least value, above the largest of networks
-    with shortcuts.
+    """Return the ends of the axis: below the smallest and above the largest value of the
+    networks with shortcuts.
     """
-    shown = [each for each in records if each["settings"]["network"] != "plain"] or records
-    found = [value for record in shown for value in record["profile"][key] if value] or [1.0]
-    return min(found) / 2, max(found) * 2
+    shown = [record for record in records if record["settings"]["network"] != "plain"] or records
+    values = [value for record in shown for value in record["profile"][key] if value] or [1.0]
+    return min(values) / 2, max(values) * 2

@@ -14,8 +14,8 @@ from .rows import Figure
 #: Name of a trial to its runs.
 Groups = Mapping[str, Sequence[Record]]
 
-#: The axis of errors leaves out the steep beginning, this share of the iterations, and what is
-#: above this percentile after it.
+#: The axis of errors fits this percentile of the errors (`PEAKS`), without the first iterations
+#: (`BEGINNING`, a share of them), in which the curves are steep.
 BEGINNING, PEAKS = 0.1, 90
 #: Looks of the curves of test images and of training images.
 TEST: Mapping[str, Any] = {"linestyle": "-", "linewidth": 1.7, "zorder": 3}
@@ -23,7 +23,7 @@ TRAINING: Mapping[str, Any] = {"linestyle": "--", "linewidth": 1.0, "alpha": 0.8
 
 
 def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the runs have of a curve.
+    """Return the median and the range of a curve over some runs.
 
     Args:
         records: Runs of a trial.
@@ -33,14 +33,14 @@ def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
         The iterations `(n,)`, and the least, median and largest number of the runs at
         them `(3, n)`. An iteration at which no run has a number is left out.
     """
-    at: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for record in records:
         for iteration, value in zip(record.curves["iteration"], record.curves[name], strict=True):
             if value is not None:
-                at.setdefault(iteration, []).append(value)
-    iterations = sorted(at)
-    values = [(min(at[i]), float(np.median(at[i])), max(at[i])) for i in iterations]
-    return np.array(iterations, "int64"), np.array(values, "float64").reshape(-1, 3).T
+                values.setdefault(iteration, []).append(value)
+    iterations = sorted(values)
+    bands = [(min(values[i]), float(np.median(values[i])), max(values[i])) for i in iterations]
+    return np.array(iterations, "int64"), np.array(bands, "float64").reshape(-1, 3).T
 
 
 def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
@@ -50,11 +50,11 @@ def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
     """
     panels = list(figure.panels.values())
     shared = set.intersection(*map(set, panels)) if len(panels) > 1 else set()
-    found = {
+    available = {
         title: [name for name in names if groups.get(name)]
         for title, names in figure.panels.items()
     }
-    return {title: names for title, names in found.items() if set(names) - shared}
+    return {title: names for title, names in available.items() if set(names) - shared}
 
 
 def curves(figure: Figure, groups: Groups, path: Path) -> None:
@@ -62,7 +62,7 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
     range of the runs. A test error that is measured once is a point.
 
     Args:
-        figure: One with a measured panel.
+        figure: A figure with at least one measured panel.
         groups: Name of a trial to its runs.
         path: Path of the PNG file.
 
@@ -75,11 +75,11 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
     picture = style.new_figure(7.2 if columns == 1 else 11.0, 1.0 + 3.7 * rows)
     style.heading(picture, f"{figure.title} (median and range of the runs)")
     grid = list(picture.subplots(rows, columns, squeeze=False).flat)
-    names = dict.fromkeys(name for own in panels.values() for name in own)
+    names = dict.fromkeys(name for trials in panels.values() for name in trials)
     colours = {name: style.colour(i) for i, name in enumerate(names)}
     top = _top([groups[name] for name in names])
-    for axes, (title, own) in zip(grid, panels.items(), strict=False):
-        _panel(axes, title, {colours[name]: groups[name] for name in own})
+    for axes, (title, trials) in zip(grid, panels.items(), strict=False):
+        _panel(axes, title, {colours[name]: groups[name] for name in trials})
         axes.set_ylim(0, top)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
@@ -94,7 +94,7 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
 
 
 def _top(groups: Sequence[Sequence[Record]]) -> float:
-    """Return how far the axis of errors goes, the same in all panels."""
+    """Return the upper end of the axis of errors, the same in all panels."""
     tops = [0.0]
     for records in groups:
         iterations, (_, _, high) = band(records, "test_error")
@@ -104,20 +104,24 @@ def _top(groups: Sequence[Sequence[Record]]) -> float:
 
 
 def _panel(axes, title: str, runs: Mapping[str, Sequence[Record]]) -> None:
-    """Draw trials, each in a colour: errors to the left axis, losses to the right one."""
+    """Draw trials, one colour each: errors on the left axis, losses on the right one."""
     style.styled(axes, title, "Iteration", "Test error (%)")
     losses = style.styled(axes.twinx(), "", "", "Training loss")
     losses.spines["left"].set_visible(False)
     losses.grid(False)
     axes.set_zorder(losses.get_zorder() + 1)  # errors are drawn over losses
     axes.patch.set_visible(False)
-    middles = []
+    medians = []
     for colour, records in runs.items():
-        for where, name, look in ((axes, "test_error", TEST), (losses, "train_loss", TRAINING)):
-            iterations, (low, middle, high) = band(records, name)
-            where.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
-            style.lines(where, {"_": (iterations, middle)}, **{**look, "color": colour})
-        middles.append(middle)
-    style.decades(losses, middles)
-    ends = [max(each.curves["iteration"], default=1) for own in runs.values() for each in own]
+        for target, name, look in ((axes, "test_error", TEST), (losses, "train_loss", TRAINING)):
+            iterations, (low, median, high) = band(records, name)
+            target.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
+            style.lines(target, {"_": (iterations, median)}, **{**look, "color": colour})
+        medians.append(median)
+    style.decades(losses, medians)
+    ends = [
+        max(record.curves["iteration"], default=1)
+        for records in runs.values()
+        for record in records
+    ]
     axes.set_xlim(0, 1.01 * max(ends))

@@ -1,8 +1,7 @@
-"""The size of every x_l of a network and of its gradient before training: a process of
-its own.
+"""Measures the size of every x_l of a network and of its gradient before training.
 
-SETTINGS are those of a record, as JSON, and the record one line of JSON on stdout. The
-command of `depth` starts a process for each network.
+The argument is the settings of a record as JSON. The record is one line of JSON on
+stdout. The command `depth` runs this module in a process per network.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ class Network:
     Args:
         label: Its name in tables and figures.
         arguments: Arguments of the builder, besides those that all networks have.
-        deepest: Layers up to which its gradients are numbers of float32.
+        deepest: Largest number of layers at which its gradients fit into float32.
     """
 
     label: str
@@ -70,7 +69,7 @@ POINTS = 400
 
 
 def settings_of(network: Name, layers: int, batch: int = 16, seed: int = 0) -> dict[str, Any]:
-    """Return what decides the numbers of a measurement, besides the code: network, data
+    """Return the settings that determine a measurement, besides the code: network, data
     and backend.
     """
     import keras
@@ -88,7 +87,8 @@ def settings_of(network: Name, layers: int, batch: int = 16, seed: int = 0) -> d
 
 
 def measure(settings: Mapping[str, Any]) -> dict:
-    """Measure one network in this process; return its record but for the code's state.
+    """Measure one network in this process; return its record without the state of the
+    code.
 
     Args:
         settings: See `settings_of`.
@@ -128,20 +128,20 @@ def measure(settings: Mapping[str, Any]) -> dict:
 
 
 def profile(signals: "Propagation") -> dict[str, Any]:
-    """Return what a record keeps of the signals of a network of L units.
+    """Return the part of a record that describes the signals of a network of L units.
 
     Returns:
-        `loss`, the number of `units`, `growth`, the root mean square of x_L over that
-        of x_1, and `gradient_ratio`, `||dE/dx_1|| / ||dE/dx_L||`; and the `profile`:
-        lists of `unit`, 0 for x_0, which the first unit reads, `activation_rms` and
-        `gradient_norm`, of about `POINTS` units. What is not finite is None.
+        `loss`; the number of `units`; `growth`, rms(x_L) / rms(x_1), where rms is the
+        root mean square; `gradient_ratio`, `||dE/dx_1|| / ||dE/dx_L||`; and `profile`,
+        with lists for about `POINTS` units: `unit` (0 for x_0, the input of the first
+        unit), `activation_rms` and `gradient_norm`. Values that are not finite are None.
     """
     rms, gradient = np.hypot(signals.x_mean, signals.x_std), signals.gradient_norm
     total = len(signals.units)
     kept = sorted({*range(0, total + 1, math.ceil(total / POINTS)), 1, total})
     with np.errstate(all="ignore"):
         growth, ratio = rms[total] / rms[1], gradient[1] / gradient[total]
-    found = {
+    record = {
         "loss": signals.loss,
         "units": total,
         "growth": growth,
@@ -152,7 +152,7 @@ def profile(signals: "Propagation") -> dict[str, Any]:
             "gradient_norm": gradient[kept],
         },
     }
-    return runs.plain(found, digits=6)
+    return runs.plain(record, digits=6)
 
 
 def _record() -> dict:

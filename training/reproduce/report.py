@@ -25,18 +25,19 @@ DIVERGED = 100.0
 LEVEL = 0.95
 NOTHING = "-"
 
-READING = """Published numbers are test errors in percent, medians of 5 runs unless noted. Ours \
-are those after the last iteration, not the best ones: the median of n runs, and the least and the \
-largest of them. A run that diverged counts as larger than every number.
+READING = """Published numbers are test errors in percent, medians of 5 runs unless noted. Our \
+numbers are from the last iteration, not from the best one: the median of n runs, and in brackets \
+the smallest and the largest. A run that diverged counts as larger than every number.
 
 The last column compares a row with the original units and identity shortcuts: its mean is \
 *higher* or *lower* if the 95 % interval for the difference (Welch) excludes 0, *open* otherwise. \
-A run that diverged counts as an error of 100 %. Of equal rows, one in 20 is expected to look \
-different.
+A run that diverged counts as an error of 100 %. If two rows are equal, the chance that they look \
+different is one in 20.
 
-A run repeats to the bit on the same kind of CPU. Another kind rounds differently, and after some \
-ten iterations the curves of one seed part. The time of a run is that on the clock: it holds what \
-else the machine did meanwhile. Each file has the run's configuration, code, packages and device."""
+On the same kind of CPU, a run repeats to the bit. Another kind of CPU rounds differently: after \
+about ten iterations, the curves of the same seed differ. The time of a run is wall-clock time: it \
+includes delays by other work on the machine. Each file has the run's configuration, code, \
+packages and device."""
 
 
 def report(output: Path = RESULTS) -> None:
@@ -78,7 +79,7 @@ def _parts(groups: Groups, signals: Sequence[dict]) -> list[str]:
     """Return the paragraphs of the page."""
     parts = [
         "# Results",
-        f"What was trained, beside the published numbers. `{cli.command('reproduce')} report` "
+        f"Our results beside the published numbers. `{cli.command('reproduce')} report` "
         "writes this page from the files in this folder, one per run.",
     ]
     missing = []
@@ -119,18 +120,20 @@ def _section(name: str, table: Table, groups: Groups) -> list[str]:
 def table_text(table: Table, groups: Groups) -> str:
     """Return the measured rows of a table of the report as Markdown."""
     rows = [row for row in table.rows if groups.get(row.trial.name)]
-    own = [groups[row.trial.name] for row in rows]
+    measured = [groups[row.trial.name] for row in rows]
     columns = {"row": [row.label for row in rows]}
     if any(row.published for row in rows):
         heading = ", ".join(filter(None, ["published", table.unlike]))
         columns[heading] = [_published(row) for row in rows]
     if table.short:
-        columns["training loss"] = [_final(records, "train_loss", ".3g") for records in own]
-    columns["test error"] = [_final(records, "test_error", ".2f") for records in own]
+        columns["training loss"] = [_final(records, "train_loss", ".3g") for records in measured]
+    columns["test error"] = [_final(records, "test_error", ".2f") for records in measured]
     if any("flip_shift" in row.trial.views for row in rows):
-        columns["test error, 6 views"] = [_six_views(records) for records in own]
-    columns["n"] = [str(len(records)) for records in own]
-    columns["time per run"] = [duration(statistics.median(map(_seconds, each))) for each in own]
+        columns["test error, 6 views"] = [_six_views(records) for records in measured]
+    columns["n"] = [str(len(records)) for records in measured]
+    columns["time per run"] = [
+        duration(statistics.median(map(_seconds, records))) for records in measured
+    ]
     compared = [against(table, row, groups) for row in rows]
     if set(compared) != {NOTHING}:
         columns["against the original"] = compared
@@ -147,8 +150,8 @@ def _published(row: Row) -> str:
 
 
 def spread(values: Sequence[float | None], digits: str) -> str:
-    """Return the median of the runs, with the least and the most. A run that diverged has
-    None for a number, larger than every other.
+    """Return the median of the runs, with the smallest and the largest number. None is
+    the number of a run that diverged, which is larger than every other.
 
     Example:
 
@@ -168,26 +171,26 @@ def _final(records: Sequence[Record], name: str, digits: str) -> str:
 
 
 def _six_views(records: Sequence[Record]) -> str:
-    found = [record.views.get("flip_shift", {}).get("accuracy") for record in records]
-    return spread([None if share is None else 100 * (1 - share) for share in found], ".2f")
+    accuracies = [record.views.get("flip_shift", {}).get("accuracy") for record in records]
+    return spread([None if share is None else 100 * (1 - share) for share in accuracies], ".2f")
 
 
 def _seconds(record: Record) -> float:
-    """Return the device time of a run, without that of runs beside it."""
+    """Return the device time of a run: its share of the time, if runs shared the device."""
     return record.cost["seconds"] / record.cost.get("together", 1)
 
 
 def against(table: Table, row: Row, groups: Groups) -> str:
-    """Return how the test errors of a row compare with those of its baseline, and
-    whether the published ones say the same.
+    """Return how the test errors of a row compare with the errors of its baseline, and
+    whether the published errors agree.
     """
-    own, others = (
+    measured, others = (
         [record.error for record in groups.get(name, ())]
         for name in (row.trial.name, row.baseline or "")
     )
-    if not own or not others:
+    if not measured or not others:
         return NOTHING
-    ours = difference(own, others)
+    ours = difference(measured, others)
     if not ours:
         return "open"
     words = "higher" if ours > 0 else "lower"
@@ -200,11 +203,11 @@ def against(table: Table, row: Row, groups: Groups) -> str:
 
 
 def difference(errors: Sequence[float | None], others: Sequence[float | None]) -> int:
-    """Return -1 if the mean of `errors` is clearly lower than that of `others`, 1 if it
-    is clearly higher, 0 if that is open.
+    """Return -1 if the mean of `errors` is significantly lower than the mean of `others`,
+    1 if it is significantly higher, else 0.
 
-    Clearly: Welch's interval for the difference of the means excludes 0, which is that
-    the p-value of his test is below 1 - `LEVEL`.
+    The difference is significant if Welch's interval for the difference of the means
+    excludes 0, that is, if the p-value of his test is below 1 - `LEVEL`.
     """
     from scipy import stats
 

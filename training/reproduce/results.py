@@ -54,20 +54,20 @@ class Record:
         config: Configuration of the run, without the directories of the machine.
         data: Its `name` and `hash`, and the number of images to `train` and `test`.
         code: Git `commit`, and whether the code was `modified` since.
-        first_losses: Loss of each of the first executions of the train step, of one
-            step each on a CPU. Empty if it is unknown.
+        first_losses: Loss of each of the first executions of the train step; on a CPU,
+            each is one step. Empty if it is unknown.
         device: `name`, `cpu`, `backend` and `versions`.
         curves: `iteration`, `seconds`, `learning_rate`, `train_loss`, `train_error`,
             `test_loss`, `test_error`, equally long. Errors are in percent; seconds are
-            those of the run so far.
-        final: The last of `MEASURED`; None if training diverged.
+            the time of the run so far.
+        final: Last value of each of `MEASURED`; None if training diverged.
         cost: `seconds` of training and measuring, `images_per_second` in training (None
             if it was not measured), and `together`, the number of runs that shared the
-            device, if it was not one.
+            device, if there were several.
         parameters: Number of trainable parameters.
-        diverged_at: Iteration at which the loss was not finite, if it was not.
-        views: Views of the test images to what was measured with them at the end of the
-            run, all of `VIEWED`; empty if the test images were measured during it.
+        diverged_at: Iteration at which the loss became infinite or NaN; else None.
+        views: Name of the views of the test images to all numbers of `VIEWED`, measured
+            at the end of the run. Empty if the test images were measured during the run.
     """
 
     trial: str
@@ -165,8 +165,8 @@ def read(folder: Path = RESULTS) -> list[Record]:
     Raises:
         UserError: for a file that is not the result of a run.
     """
-    found = [read_one(file) for file in folder.glob("*/*/seed-*.json")]
-    return sorted(found, key=lambda record: (record.trial, record.seed))
+    records = [read_one(file) for file in folder.glob("*/*/seed-*.json")]
+    return sorted(records, key=lambda record: (record.trial, record.seed))
 
 
 def read_one(file: Path) -> Record:
@@ -188,20 +188,20 @@ def groups(records: Iterable[Record]) -> dict[str, list[Record]]:
     Raises:
         UserError: for runs of one trial that differ in configuration or data.
     """
-    found: dict[str, list[Record]] = {}
+    runs_of: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(record.trial, []).append(record)
-    for first, *others in found.values():
+        runs_of.setdefault(record.trial, []).append(record)
+    for first, *others in runs_of.values():
         for other in others:
             check_same(first, from_json(Config, other.config), other.data)
-    return found
+    return runs_of
 
 
 def check_same(record: Record, config: Config, data: Mapping[str, Any]) -> None:
-    """Check that a run belongs in the row of another one.
+    """Check that a run belongs in the row of another run.
 
     Args:
-        record: The other one.
+        record: Record of the other run.
         config: Configuration of the run.
         data: Data of the run, as in `Record`.
 

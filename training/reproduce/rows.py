@@ -102,8 +102,8 @@ class Trial:
             together: Steps per execution, at most.
             on_device: Whether the images stay on the device.
             data: Data directory.
-            smoke: Whether to train eight steps on the digits, or random images for
-                the tables of CIFAR.
+            smoke: Whether to train only eight steps, on the digits, or on random images
+                for the tables on CIFAR.
         """
         recipe = RECIPES[self.recipe]()
         if smoke:
@@ -160,7 +160,8 @@ class Table:
         title: What it shows.
         rows: In the paper's order, all of them with published results or none.
         about: What is trained, and how the runs differ from the paper's.
-        unlike: How the published numbers differ, for the heading of their column.
+        unlike: How the setting of the published numbers differs, for the heading of their
+            column.
         short: Whether the schedule is shorter than the paper's: the report then shows the
             training loss as well.
     """
@@ -175,8 +176,8 @@ class Table:
 def _trial(
     arguments: Mapping[str, Any], recipe: str, dataset: str, more: Mapping[str, Any]
 ) -> Trial:
-    """Return the trial of a published row: the arguments of `kp.models.resnet_cifar` as
-    options of --model, with `more`, and as parts of its name.
+    """Return the trial of a published row. The arguments of `kp.models.resnet_cifar`
+    become options of --model, together with `more`, and parts of the trial's name.
     """
     depth = arguments["depth"]
     options = {key: value for key, value in arguments.items() if key not in ("depth", "classes")}
@@ -205,7 +206,7 @@ def _table(
     unlike: str = "",
     **of: str,
 ) -> Table:
-    """Return the table of the published rows `of`.
+    """Return a table of published rows.
 
     Args:
         title, about, unlike: See `Table`.
@@ -213,6 +214,7 @@ def _table(
         baseline: Published row that the others of its network are compared with.
         depth: Layers in place of the published ones.
         small: More arguments of the builder, for networks on digits.
+        **of: Arguments of `kp.published.results`, which select the rows.
     """
     trials = {}
     for result in kp.published.results(**of):
@@ -318,8 +320,8 @@ _DEEP = Table(
         )
     ),
     about="A quarter of the channels and the recipe of the small tables. With 10,001 layers the "
-    "weights are scaled for the depth: the last of each branch by 1 / sqrt(3,333), the number of "
-    "units.",
+    "weights are scaled for the depth: the last weight of each branch by 1 / sqrt(3,333), for "
+    "3,333 units.",
 )
 
 #: Name of a command to its table, in the order of the report.
@@ -374,8 +376,8 @@ class Figure:
 def _figure(
     title: str, table: str, panels: Mapping[str, str], of: str = "cifar10/resnet{}"
 ) -> Figure:
-    """Return a figure whose panels have trials by their names, which `of` makes whole; the
-    baseline is the last one.
+    """Return a figure. `panels` has the names of the trials of each panel, the baseline
+    last; `of` is the pattern of their full names.
     """
     return Figure(
         title,
@@ -384,7 +386,7 @@ def _figure(
     )
 
 
-#: Name of a picture to what it shows; the numbers are the paper's.
+#: Name of a picture to what it shows. The numbers of the figures are the paper's.
 FIGURES: Mapping[str, Figure] = {
     "fast": _figure("CIFAR-10 in minutes", "fast", {"": "cifar10/fast_resnet8"}, "{}"),
     "preact": _figure(

@@ -1,7 +1,7 @@
-"""Train one run of a trial, in a process of its own that gets the trial's name, the seed
-and the options as JSON.
+"""Train one run of a trial. `reproduce` runs this module in a process per run; the
+argument is the trial's name, the seed and the options as JSON.
 
-A run is an ordinary run directory, below the folder `work`. Its result is written when it
+A run is an ordinary run directory in the folder `work`. Its result is written when it
 ends.
 """
 
@@ -100,5 +100,5 @@ def train(name: str, seed: int, options: Options) -> None:
 
 
 if __name__ == "__main__":
-    trial, seed, given = json.loads(sys.argv[1])
-    cli.guard(lambda: train(trial, seed, from_json(Options, given)))
+    trial, seed, options = json.loads(sys.argv[1])
+    cli.guard(lambda: train(trial, seed, from_json(Options, options)))
