@@ -1,5 +1,5 @@
-"""Command lines that pages show: found in the text, and parsed by the command itself
-without running it.
+"""Finds the command lines in a page, and parses them with the command's own parser
+without running them.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ def code(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """Return the lines of `code` that start `keras-preact COMMAND`; placeholders such
-    as `keras-preact COMMAND` are none.
+    """Return the lines of `code` that start a command of `keras-preact`. Placeholders such
+    as `keras-preact COMMAND` do not count.
     """
     lines = [re.sub(r"\s+#.*", "", line).strip("$ ") for line in code(text)]
     return [line for line in lines if re.match(r"(\w+=\S+ )*keras-preact (?!COMMAND)\S", line)]
 
 
 class Parsed(BaseException):
-    """Every word of the command line was understood."""
+    """Raised when every word of the command line was understood."""
 
 
 def parse(line: str) -> None:

@@ -1,5 +1,5 @@
-"""What every test gets: fixed seeds, full float32 precision, and one backend for tests
-that depend on none.
+"""Settings of every test: fixed seeds, full float32 precision, and one backend for tests
+that do not depend on the backend.
 """
 
 import fcntl
@@ -22,8 +22,8 @@ from keras_preact.backend.tf_data import untuned
 
 BACKEND = keras.backend.backend()
 
-# The same examples in every run, however long they take: a rare fault or a busy machine must not
-# fail a change that has not caused it.
+# Every run has the same examples and no time limit for them: a rare fault or a busy machine must
+# not fail a change that has not caused it.
 hypothesis.settings.register_profile(
     "fixed",
     derandomize=True,
@@ -35,7 +35,7 @@ hypothesis.settings.load_profile("fixed")
 if BACKEND == "jax":
     import jax
 
-    # Compiling takes nearly all of the time, and what runs for milliseconds need not be fast.
+    # Compiling takes nearly all of the time; code that runs for milliseconds need not be fast.
     # XLA reads the flags at the first array.
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
@@ -47,10 +47,10 @@ elif BACKEND == "torch":
 
 @pytest.fixture(autouse=True, scope="session")
 def untuned_pipelines():
-    """Switch autotuning off in the pipelines that Keras makes of arrays: the destructor of
-    an iterator would wait for a minute in whichever test runs at that moment.
+    """Switch autotuning off in the pipelines that Keras makes from arrays. With autotuning,
+    the destructor of an iterator can wait for a minute, in whichever test runs then.
     """
-    if BACKEND != "tensorflow":  # Keras hands arrays over as they are
+    if BACKEND != "tensorflow":  # Keras makes no pipeline from arrays
         yield
         return
     import tensorflow as tf
@@ -69,7 +69,7 @@ def seed_of_the_backend():
 
 @pytest.fixture(autouse=True)
 def seed_of_the_weights():
-    """Seed what Keras draws its default seeds from, so that tests do not depend on their
+    """Seed the generator of Keras' default seeds, so that tests do not depend on their
     order.
     """
     random.seed(0)
@@ -79,14 +79,14 @@ def seed_of_the_weights():
 
 @pytest.fixture(scope="session")
 def once_per_run(tmp_path_factory):
-    """Return a function that makes a folder for all tests and workers of a run.
+    """Return a function that makes a folder once for all tests and workers of a run.
 
-    `once_per_run(name, make)` calls `make(folder)` the first time and returns the
-    folder, which tests must not change.
+    `once_per_run(name, make)` calls `make(folder)` the first time. It returns the folder;
+    tests must not change it.
     """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # the workers' common one
+        root = root.parent  # the folder that all workers share
 
     def folder(name, make):
         target = root / name
@@ -102,7 +102,7 @@ def once_per_run(tmp_path_factory):
 
 
 def pytest_collection_modifyitems(config, items):
-    """On JAX and torch, run the tests with the marker `backend` alone."""
+    """On JAX and torch, run only the tests with the marker `backend`."""
     if BACKEND != "tensorflow":
         others = [item for item in items if not item.get_closest_marker("backend")]
         items[:] = [item for item in items if item.get_closest_marker("backend")]

@@ -1,4 +1,4 @@
-"""What a reader would see at once: whether the text of a figure is cut off or overlaps."""
+"""Checks that the texts of a figure are neither cut off nor overlap."""
 
 import itertools
 

@@ -1,8 +1,8 @@
-"""Residual units and networks in NumPy, float64: what the library is compared with.
+"""Residual units and networks in NumPy, float64: the reference for the library.
 
-Written from the paper's figures and tables and independent of the library: nothing here
-imports it. Images are `(batch, height, width, channels)`. Weights are a dict from path
-to array, such as `branch/conv_1/kernel`.
+It is written from the paper's figures and tables and does not import the library. Images
+are `(batch, height, width, channels)`. Weights are a dict from path to array; a path is
+`branch/conv_1/kernel`, for example.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 #: Fig. 4 for one, two and three weights: W weight, N normalisation, A activation, `+` the addition.
-#: Both paths of a unit that changes the shape start at `|`, where there is one. The sixth row is
+#: If there is a `|`, both paths of a unit that changes the shape start at it. The sixth row is
 #: not the paper's.
 FIG_4 = {
     "original": {
@@ -80,8 +80,8 @@ def pad(x, size, value=0.0):
 
 
 def window(x, row, column, kernel, stride):
-    """What a kernel's element at `row`, `column` sees of the padded `x` as the kernel
-    moves by `stride`.
+    """The values of the padded `x` that meet the kernel's element at `row`, `column` as
+    the kernel moves by `stride`.
     """
     height, width = ((size - kernel) // stride + 1 for size in x.shape[1:3])
     return x[:, row : row + stride * height : stride, column : column + stride * width : stride][
@@ -98,7 +98,7 @@ def dilated(kernel, dilation):
 
 
 def standardized(kernel, epsilon=1e-8):
-    """Each filter less its mean, over its standard deviation."""
+    """Subtract each filter's mean, and divide by its standard deviation."""
     filters = [kernel[..., i] for i in range(kernel.shape[-1])]
     return np.stack([(one - one.mean()) / np.sqrt(one.var() + epsilon) for one in filters], axis=-1)
 
@@ -117,12 +117,12 @@ def blur(x, stride):
 
 
 def average(x, stride):
-    """The mean of 2 x 2 pixels, or of those of them that are there."""
+    """The mean of 2 x 2 pixels; at the border, of the pixels that exist."""
     return _of_pairs(x, stride, np.mean)
 
 
 def max_of_pairs(x, stride):
-    """The largest of 2 x 2 pixels, or of those of them that are there."""
+    """The largest of 2 x 2 pixels; at the border, of the pixels that exist."""
     return _of_pairs(x, stride, np.max)
 
 
@@ -136,7 +136,7 @@ def _of_pairs(x, stride, function):
 
 
 def squeeze_excitation(x, weights):
-    """The channels times what two dense layers make of their means."""
+    """Multiply the channels by factors that two dense layers compute from their means."""
     hidden = np.maximum(x.mean((1, 2)) @ weights["reduce/kernel"] + weights["reduce/bias"], 0)
     gate = 1 / (1 + np.exp(-(hidden @ weights["expand/kernel"] + weights["expand/bias"])))
     return x * gate[:, None, None]
@@ -199,7 +199,7 @@ def layer_norm(x, p, epsilon=1e-5):
 
 def group_norm(x, p, epsilon=1e-5):
     """Normalise each group of neighbouring channels over all positions of one example:
-    32 groups, or what divides them.
+    32 groups, or the largest smaller power of 2 that divides the channels.
     """
     channels = x.shape[-1]
     groups = max(n for n in (1, 2, 4, 8, 16, 32) if channels % n == 0)
@@ -217,7 +217,7 @@ NORMS = {"layer": layer_norm, "group": group_norm, "rms": rms_norm, "none": lamb
 
 
 def below(weights: Mapping, place: str) -> dict:
-    """The weights whose paths start with `place/`, under the rest of their paths."""
+    """The weights with paths that start with `place/`, which the keys leave out."""
     return {
         path[len(place) + 1 :]: value
         for path, value in weights.items()
@@ -229,8 +229,8 @@ def below(weights: Mapping, place: str) -> dict:
 class Unit:
     """A unit's options and weights (float64); `unit(x)` returns x_{l+1}.
 
-    In training `updates` collects the new moving statistics. `factors`: of constant
-    scaling, on x and on F(x).
+    In training `updates` collects the new moving statistics. `factors` are the factors of
+    constant scaling on x and on F(x).
     """
 
     weights: Mapping
@@ -295,7 +295,7 @@ class Unit:
             if unblurred and kind in (
                 "W",
                 "e",
-            ):  # after the strided weight, its normalisation and its activation
+            ):  # it comes after the strided weight, its normalisation and its activation
                 x, unblurred = blur(x, self.strides), False
             if kind == "e":
                 break
@@ -323,9 +323,7 @@ class Unit:
         return self.run(after, self.add(x, residual), "after_addition/norm")
 
     def paths(self, x):
-        """What arrives at the two ends of the addition: x, made to fit, before h;
-        and F(x).
-        """
+        """The two inputs of the addition: x with the output's shape, before h; and F(x)."""
         x = np.asarray(x, "float64")
         before = FIG_4[self.arrangement][len(KERNELS[self.block])].split("+")[0]
         first, branch = before.split("|") if "|" in before else ("", before)
@@ -338,8 +336,8 @@ class Unit:
         return self.shortcut_input(x, activated), residual
 
     def shortcut_input(self, x, activated):
-        """x where the unit keeps the shape; else what the option makes of the
-        activated, or the raw, input.
+        """x if the unit keeps the shape; else the raw or the activated input, downsampled
+        and widened as the options say.
         """
         channels = self.filters * EXPANSION[self.block]
         if self.strides * self.dilated_strides == 1 and x.shape[-1] == channels:
@@ -352,7 +350,7 @@ class Unit:
         if self.shortcut == "none" or (
             self.shortcut == "conv1x1" and self.shape_shortcut != "zero_pad"
         ):
-            return start  # reads no input; is its own projection
+            return start  # none reads no input, conv1x1 is its own projection
         if self.shape_shortcut == "zero_pad":
             sampled = start if self.block == "dense" else start[:, ::stride, ::stride]
             missing = np.zeros((*sampled.shape[:-1], channels - x.shape[-1]))

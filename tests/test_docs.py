@@ -1,5 +1,5 @@
 """README and the pages tell the truth: their commands, names and links exist, their
-numbers are those of the files, and their Python runs.
+numbers agree with the files, and their Python runs.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ TEXTS = PAGES | {
 }
 COMMANDS = sorted({line for text in TEXTS.values() for line in command_lines.commands(text)})
 PYTHON = {name: re.findall(r"```python\n(.*?)```", text, re.S) for name, text in TEXTS.items()}
-del PYTHON["saved_models/README.md"]  # with a placeholder
+del PYTHON["saved_models/README.md"]  # it has a placeholder
 # its code runs from top to bottom
 PYTHON["docs/gallery.md"] = ["".join(PYTHON["docs/gallery.md"])]
 BLOCKS = [
@@ -59,9 +59,9 @@ FIRST_STEP = "summary {}/cifar_resnet1001_preact:stacked=true first_step_seconds
 SERVED = "summary server/imagenet_resnet50_preact/openvino:batching=on,concurrency=16"
 TRAINED = "keras_preact/models/trained/cifar_fast_resnet8.cifar10.json"
 ERROR = "final test_error"
-#: What README says, its numbers in groups; for each the file or files, the keys, a factor if README
-#: has another unit, and what is taken of several files if that is not the median. A sentence that
-#: changes changes here too.
+#: Sentences of README with their numbers in groups. For each number: a pattern of the files, the
+#: keys, a factor if README has another unit, and the statistic over several files if it is not the
+#: median. Change a sentence here and in README together.
 CLAIMS = [
     (
         r"digits: original ([\d.]+) %, full pre-activation ([\d.]+) %",
@@ -122,7 +122,7 @@ CLAIMS = [
 
 
 def measured(pattern: str, keys: str, factor: float = 1, of=statistics.median) -> float:
-    """Return a value of a JSON file, or the median, say, of those that a pattern names."""
+    """Return a value of a JSON file, or the statistic `of` over all files of a pattern."""
     found = []
     for file in ROOT.glob(pattern):
         value = json.loads(file.read_text())
@@ -133,7 +133,7 @@ def measured(pattern: str, keys: str, factor: float = 1, of=statistics.median) -
 
 
 def rounded(value: float, written: str) -> str:
-    """Return a value with as many significant digits as a number is written with."""
+    """Return a value with as many significant digits as the `written` number has."""
     digits = written.replace(",", "")
     places = (
         len(digits.partition(".")[2]) if "." in digits else len(digits.rstrip("0")) - len(digits)
@@ -151,7 +151,7 @@ def test_numbers_are_those_of_the_files(row):
 
 
 def test_benchmarks_are_the_medians_of_their_rounds(monkeypatch):
-    """The table is made of the files' summaries; here it is found again from the rounds."""
+    """The table is made from the files' summaries; the test computes it from the rounds."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
     hooks = importlib.import_module("benchmarks")
     checked = 0
@@ -159,7 +159,7 @@ def test_benchmarks_are_the_medians_of_their_rounds(monkeypatch):
         content = hooks.read(row.file)
         of = {
             (each["round"], each["label"]): each["result"]["figures"].get(row.figure)
-            for each in content.get("outcomes", ())  # the rounds of some have another form
+            for each in content.get("outcomes", ())  # some files have rounds in another form
             if each["result"] is not None
         }
         values = [
@@ -176,7 +176,7 @@ def test_benchmarks_are_the_medians_of_their_rounds(monkeypatch):
 
 
 def test_names_exist():
-    """Of the library, its models, its modules and the Makefile's targets."""
+    """The names of the library, its models, its modules and the Makefile's targets."""
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     for page, text in TEXTS.items():
         for name in re.findall(r"`kp\.(\w+(?:\.\w+)*)", text):
@@ -213,7 +213,9 @@ def test_every_variant_is_on_its_page():
 
 
 def test_reference_has_every_public_name():
-    """Under the module that defines it, whose public names mkdocstrings lists."""
+    """A name is listed with the module that defines it: mkdocstrings lists all of its
+    public names.
+    """
     pages = "\n".join(text for name, text in PAGES.items() if "reference/" in name)
     listed = re.findall(r"^::: (\S+)", pages, re.M)
     packages = ("models", "analysis", "analysis.figures", "health", "transfer", "weights")
@@ -229,7 +231,7 @@ def test_reference_has_every_public_name():
 @pytest.mark.soak
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_runs(block, tmp_path, monkeypatch):
-    """With what the pages take for granted: a finished run on digits."""
+    """The pages assume that there is a finished run on digits."""
     monkeypatch.chdir(tmp_path)
     Path("runs/digits").mkdir(parents=True)
     model = kp.create_model("digits_resnet8_preact", include_preprocessing=True)

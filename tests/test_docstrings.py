@@ -10,7 +10,7 @@ import pytest
 
 import keras_preact
 
-#: Without the modules that import a backend other than this one.
+#: All modules except those that import another backend.
 MODULES = [
     "keras_preact",
     *(
@@ -38,7 +38,7 @@ def test_public_names_have_docstrings():
         for key, each in vars(module).items():
             own = getattr(each, "__module__", None) == name and not key.startswith("_")
             if own and (inspect.isclass(each) or inspect.isfunction(each)):
-                # TypedDict and dataclass write a docstring of their own where there is none
+                # TypedDict and dataclass write a docstring if the class has none
                 own = not (each.__doc__ or "(").startswith((f"{each.__name__}(", "("))
                 assert own, (name, key)
     assert examples > 20

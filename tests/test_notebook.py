@@ -1,6 +1,6 @@
 """The guide ran from top to bottom, and its claims hold in a fresh kernel.
 
-`python tests/test_notebook.py` runs it and writes what it shows into it.
+`python tests/test_notebook.py` runs it and writes the outputs into it.
 """
 
 import re
@@ -20,8 +20,8 @@ TEXT = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "ma
 
 def run() -> nbformat.NotebookNode:
     """Return the notebook with the outputs of a fresh kernel; its own assertions hold."""
-    # Python's warnings are caught; what TensorFlow's C++ logs when it is loaded is not the
-    # notebook's.
+    # The log of TensorFlow's C++ code at its import does not belong in the notebook. Python's
+    # warnings are captured nevertheless.
     quiet = ["--IPKernelApp.capture_fd_output=False"]
     notebook = nbformat.read(PATH, as_version=4)
     client = nbclient.NotebookClient(

@@ -1,5 +1,5 @@
-"""What `pip install keras-preact` brings: the files of wheel and source distribution,
-and the versions that it asks for.
+"""The files of the wheel and of the source distribution, and the versions that they
+require.
 """
 
 import importlib.metadata
@@ -29,7 +29,7 @@ build_meta.build_sdist("../dist")
 
 
 def run(*command: object, cwd: Path) -> str:
-    """Run a command far from the checkout: nothing in its environment leads there."""
+    """Run a command outside of the checkout: nothing in its environment leads there."""
     hidden = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     words = list(map(str, command))
@@ -39,7 +39,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def test_every_package_is_listed():
-    """In pyproject.toml, where training/ has the name that it gets in site-packages."""
+    """pyproject.toml lists each, and training/ by its name in site-packages."""
     folders = {
         ".".join([package, *path.parent.relative_to(ROOT / folder).parts])
         for package, folder in PACKAGES.items()
@@ -50,7 +50,7 @@ def test_every_package_is_listed():
 
 @pytest.fixture(scope="module")
 def tracked():
-    """The files that git tracks, or would track if they were added."""
+    """The files that git tracks or does not ignore."""
     if not (ROOT / ".git").exists():
         pytest.skip("git says what a source distribution holds; this is no checkout")
     listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -60,8 +60,8 @@ def tracked():
 
 @pytest.fixture(scope="module")
 def built(tracked, tmp_path_factory):
-    """The wheel and the source distribution of a copy, because a build leaves folders
-    behind. The copy has a run and an exported model, as a working checkout has.
+    """The wheel and the source distribution, built in a copy because a build leaves
+    folders. The copy has a run and an exported model, as a working checkout has.
     """
     folder = tmp_path_factory.mktemp("distributions")
     source = folder / "project"
@@ -99,8 +99,8 @@ def test_wheel_holds_every_module_and_nothing_else(built):
 
 
 def test_source_distribution_holds_what_git_tracks(built, tracked):
-    """All that building and testing take, and no runs."""
-    pytest.importorskip("setuptools_scm")  # finds them
+    """It has everything that building and testing need, and no runs."""
+    pytest.importorskip("setuptools_scm")  # lists the tracked files
     with tarfile.open(built[1]) as file:
         names = {member.name.partition("/")[2] for member in file if member.isfile()}
     generated = {"PKG-INFO", "setup.cfg"}
@@ -126,7 +126,7 @@ def test_a_fresh_installation(built, tmp_path):
     assert version == f"keras-preact {PROJECT['project']['version']}\n"
     assert "digits_resnet20_preact" in run(script, "train", "digits", "--dry-run", cwd=tmp_path)
     assert "usage: keras-preact serve" in run(script, "serve", "--help", cwd=tmp_path)
-    # `make test` installs the one. CUDA's libraries have gigabytes.
+    # `make test` installs the extra test. The libraries of the extra gpu have gigabytes.
     extras = sorted(EXTRAS.keys() - {"test", "gpu"})
     run(*install, "--dry-run", f"{built[0]}[{','.join(extras)}]", cwd=tmp_path)
 

@@ -30,8 +30,8 @@ def hook():
 
 
 def test_front_picture(hook):
-    """Its curves are medians of the runs, its units the rows of the table, and the
-    committed files have its texts.
+    """Its curves are the medians of the runs, its units are the rows of the table, and
+    the committed files have the same texts.
     """
     figure = hook.front()
     *panels, axes = figure.axes

@@ -1,5 +1,5 @@
-"""The exported models in the repository: what an earlier version wrote still serves, and
-is still the network of its card.
+"""The exported models in the repository: models of an earlier version still serve, and
+today's code still builds the same networks from their cards.
 """
 
 import json
@@ -21,8 +21,8 @@ SAVED_MODELS = Path(__file__).parents[1] / "saved_models"
     ],
 )
 def test_is_the_network_of_its_card(name, recipe, network_name):
-    """Guards the numerics: today's network, with the weights of the file, gives what
-    the graph of then gives.
+    """Guards the numerics: today's network with the file's weights gives the output of
+    the exported graph.
     """
     import tensorflow as tf
 

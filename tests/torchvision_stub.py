@@ -1,5 +1,5 @@
-"""What timm imports of torchvision, without it: CI installs timm alone, since the wheel of
-torchvision fails beside another build of torch. timm's networks do not use it.
+"""Replaces torchvision for timm, which imports it but does not use it in its networks. CI
+does not install torchvision, because its wheel fails beside another build of torch.
 """
 
 import enum
@@ -18,9 +18,9 @@ _MODULES = (
 
 
 class _Unusable(types.ModuleType):
-    """A module that has every name. All but its modules are empty classes."""
+    """A module that has every name. Its attributes are modules or empty classes."""
 
-    #: timm makes a table of its members.
+    #: timm makes a table from its members.
     InterpolationMode = enum.StrEnum(
         "InterpolationMode", "NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS"
     )

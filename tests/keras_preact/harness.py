@@ -1,5 +1,5 @@
-"""What the tests share: a layer's weights by path, random ones in their place,
-gradients on any backend, and what every network must be able to do.
+"""Functions that the tests share: weights of a layer by path, random weights, gradients
+on any backend, and checks for every network.
 """
 
 import itertools
@@ -35,29 +35,29 @@ SHARED_OPTIONS = (
 
 
 def error_of(call) -> str:
-    """Return the message of the ValueError that `call` must end in."""
+    """Return the message of the ValueError that `call` must raise."""
     with pytest.raises(ValueError, match=r".") as error:
         call()
     return str(error.value)
 
 
 def numpy(tensor) -> np.ndarray:
-    """Return a copy of a tensor's values; those of 16 bits become float32."""
+    """Return a copy of a tensor's values; 16-bit floats become float32."""
     if keras.backend.standardize_dtype(tensor.dtype) in ("bfloat16", "float16"):
         tensor = keras.ops.cast(tensor, "float32")
     return np.array(keras.ops.convert_to_numpy(tensor))
 
 
 def label(options) -> str:
-    """Name of a test's options that is the same in every process: without the addresses
-    of objects.
+    """Return a name of a test's options. It has no addresses of objects, so that it is the
+    same in every process.
     """
     return re.sub(r" at 0x\w+", "", str(options))
 
 
 def paths(layer) -> list[str]:
-    """Paths of a unit's weights below the unit's own name; of a model's weights as they
-    are.
+    """Return the paths of a layer's weights. Paths of a unit start after its name; paths
+    of a model are complete.
     """
     if isinstance(layer, keras.Model):
         return [weight.path for weight in layer.weights]
@@ -69,8 +69,8 @@ def weights(layer) -> dict[str, np.ndarray]:
 
 
 def randomize(layer, seed=0):
-    """Replace every weight, so that none is where an initialiser leaves it (gamma 1,
-    beta 0): a lost one would go unseen.
+    """Replace the initial value of every weight (gamma 1, beta 0): with it, a missing
+    weight would not be noticed.
     """
     rng = np.random.default_rng(seed)
 
@@ -90,8 +90,8 @@ def kernels(layer) -> dict[str, np.ndarray]:
 
 
 def check_distinct(kernels) -> None:
-    """Check that no two kernels are alike but for their sizes and deviations; those of
-    zeros alone do not count.
+    """Check that no kernel equals another one up to its size and its standard deviation.
+    Kernels of zeros do not count.
     """
     drawn = {path: kernel[kernel != 0] for path, kernel in kernels.items() if kernel.any()}
     for (path, one), (other, two) in itertools.combinations(drawn.items(), 2):
@@ -101,14 +101,14 @@ def check_distinct(kernels) -> None:
 
 
 def variable(values, path="conv/kernel") -> keras.Variable:
-    """A weight of a layer, by the path `LAYER/WEIGHT`."""
+    """A weight of a layer, with the path `LAYER/WEIGHT`."""
     layer, name = path.split("/")
     with keras.name_scope(layer):
         return keras.Variable(values, name=name)
 
 
 def changed(layer, before) -> set[str]:
-    """Return the paths of the weights that are no longer those of `before`."""
+    """Return the paths of the weights that differ from `before`."""
     return {
         path for path, value in weights(layer).items() if not np.array_equal(value, before[path])
     }
@@ -122,27 +122,27 @@ def compiled(model, optimizer="sgd", **options):
 
 
 def longest_stack(model) -> int:
-    """Return the units of the longest stack of a network. With fewer than three, the
-    order of units hardly shows.
+    """Return the number of units in the longest stack of a network. With fewer than
+    three, a wrong order of units hardly shows.
     """
     return max((each.depth for each in model.segments if isinstance(each, kp.UnitStack)), default=0)
 
 
 def images(*shape, seed=1):
-    """Values of both signs: an activation in the wrong place shows."""
+    """Values of both signs, so that an activation in the wrong place shows."""
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
 def unit_of(filters, *, block="basic", **options):
-    """A `ResidualUnit`; the options of its block are given by name, as to a network."""
+    """A `ResidualUnit`; options of its block are arguments by name, as in a network."""
     return kp.ResidualUnit(filters, **nested(block, options))
 
 
 def check_model(build, folder) -> None:
     """Check shapes, serialisation, dtype policies and data formats of a network.
 
-    `build(**options)` makes it; the options are those of every builder. The file goes
-    into `folder`.
+    `build(**options)` makes the network; it takes the options of every builder. The file
+    is written to `folder`.
     """
     model = build()
     randomize(model)
@@ -196,9 +196,7 @@ def unit_on(x, filters, seed=0, **options):
 
 
 def reference_of(unit, **options) -> reference.Unit:
-    """The NumPy unit with the weights of `unit`; `options` are what `unit` was made
-    with.
-    """
+    """The NumPy unit with the weights of `unit`; `options` are the options of `unit`."""
     options = {
         key: value
         for key, value in options.items()
@@ -208,7 +206,7 @@ def reference_of(unit, **options) -> reference.Unit:
 
 
 def value_and_grad(layer, x, cotangent, training=True):
-    """Return `sum(layer(x) * cotangent)` and its gradients: on x, and on each trainable
+    """Return `sum(layer(x) * cotangent)` and its gradients on x, and on each trainable
     weight by path.
     """
     y, on_x, on_weights = step_of(layer, cotangent, training, compiled=False)(x)
@@ -231,8 +229,9 @@ def check_directions(loss, on_x, on_weights, rng) -> None:
 
 
 def step_of(layer, cotangent, training=True, **options):
-    """Return a function of x to `y = layer(x)` and the gradients of `sum(y * cotangent)`
-    on x and, by their ids, on the weights. It leaves the layer's state as a step does.
+    """Return a function that takes x and returns `y = layer(x)` and the gradients of
+    `sum(y * cotangent)`: on x and, by their ids, on the weights. It updates the layer's
+    state as a train step does.
     """
 
     def function(x):
@@ -249,8 +248,8 @@ def step_of(layer, cotangent, training=True, **options):
 
 
 def step(function, layer, **options):
-    """Return a compiled `function` of arrays and of a layer's variables, with its
-    gradients, that leaves the state it writes.
+    """Compile a `function` of arrays and of a layer's variables, with its gradients. State
+    that it writes is kept in the layer.
 
     Args:
         function: Returns a scalar and a list of tensors. The gradients are the scalar's, on
@@ -258,8 +257,9 @@ def step(function, layer, **options):
         options: `compiled`, whether to trace a graph on TensorFlow, and options of
             `tf.function`.
 
-    Called with the arrays it returns the tensors; the gradients on the arrays; those on
-    the weights, by the weights' ids.
+    Returns:
+        A function that takes the arrays and returns the tensors, the gradients on the
+        arrays, and the gradients on the weights by the weights' ids.
     """
     run = _STEPS[keras.backend.backend()](function, layer, **options)
 
@@ -331,7 +331,7 @@ _STEPS = {"tensorflow": _tensorflow_step, "jax": _jax_step, "torch": _torch_step
 
 
 def close(got, want, tolerance=1e-5, message=""):
-    """Compare relative to the largest value of `want`, or to 1 where that is smaller."""
+    """Compare relative to the largest value of `want`, or to 1 if it is smaller than 1."""
     got, want = np.asarray(got), np.asarray(want)
     assert got.shape == want.shape, message
     np.testing.assert_allclose(

@@ -14,7 +14,7 @@ ResNet50V2 = kp.applications.ResNet50V2
 
 @pytest.mark.parametrize("name", ["ResNet50V2", "ResNet101V2", "ResNet152V2"])
 def test_the_same_arguments(name):
-    """In the same order, with the same defaults; after them our options by name."""
+    """They have the same order and the same defaults. Our options follow, by name."""
     theirs, ours = (
         [
             (each.name, each.kind, each.default)
@@ -52,7 +52,7 @@ def test_weights_from_a_file(tmp_path):
 
 
 def test_an_input_tensor_and_preprocessing_inside():
-    """A model from the source of the tensor on, as theirs."""
+    """The model starts at the source of the tensor, as in keras.applications."""
     inputs = keras.Input((64, 64, 3))
     options = {"weights": None, "include_top": False, "pooling": "avg"}
     model = ResNet50V2(

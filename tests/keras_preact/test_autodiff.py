@@ -47,7 +47,7 @@ def numpy(tensor):
     ("name", "training"), [(name, i % 2 == 0) for i, name in enumerate(LAYERS)]
 )
 def test_forward_is_the_transpose_of_backward(name, training):
-    """`u . (J v)` of one is `(J^T u) . v` of the other."""
+    """`u . (J v)`, computed forward, is `(J^T u) . v`, computed backward."""
     layer = layer_of(name)
     x = harness.images(*SHAPE)
     before = harness.weights(layer)
@@ -71,7 +71,7 @@ def test_forward_is_the_transpose_of_backward(name, training):
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_products_of_a_unit(training):
-    """Central differences of the NumPy unit in float64."""
+    """Compare with central differences of the NumPy unit in float64."""
     x = harness.images(*SHAPE)
     unit = harness.unit_on(x, 4, activation="tanh")
     exact = harness.reference_of(unit, activation="tanh", training=training)
@@ -83,8 +83,8 @@ def test_products_of_a_unit(training):
 
 
 def test_gradients_of_arrays_and_variables():
-    """`value = sum(a^2 w)`: gradients `2 a w` and `a^2`, and 0 for what does not
-    matter.
+    """`value = sum(a^2 w)` has the gradients `2 a w` and `a^2`, and 0 for inputs that it
+    does not use.
     """
     variables = [keras.Variable([3.0, 5.0]), keras.Variable([1.0])]
     a = np.array([2.0, -1.0], "float32")

@@ -1,4 +1,4 @@
-"""Batch normalisation through the backend's kernel: Keras' own in every value."""
+"""Batch normalisation with the backend's kernel gives the values of Keras' layer."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.backend
 
 
 def pair(shape, **options):
-    """The layer and Keras' own with the same random weights."""
+    """The layer and Keras' layer, with the same random weights."""
     of_keras = {key: value for key, value in options.items() if key != "relu_follows"}
     layers = [
         batch_norm.BatchNormalization(epsilon=1e-5, **options),
@@ -60,7 +60,7 @@ def test_is_keras_own(shape, options, training):
 
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_parts_of_a_batch_are_normalised_by_themselves(axis):
-    """Their moving statistics are averaged; what each part gets is Keras' own."""
+    """Each part has the output of Keras' layer; their moving statistics are averaged."""
     x = 3 * harness.images(6, 5, 4, 3) + np.arange(6, dtype="float32")[:, None, None, None]
     ours, keras_own = pair(x.shape, axis=axis, momentum=0.7)
     before = keras_own.get_weights()
@@ -77,14 +77,14 @@ def test_parts_of_a_batch_are_normalised_by_themselves(axis):
         np.testing.assert_allclose(got, np.mean(parts, 0), 1e-4, 1e-4)
 
 
-#: Policy to the share of a value that one rounding changes at most.
+#: Policy to the largest relative change by one rounding.
 ROUNDING = {"float32": 1e-6, "mixed_bfloat16": 2.0**-8, "mixed_float16": 2.0**-11}
 
 
 @pytest.mark.parametrize("policy", ROUNDING)
 def test_one_rounding_from_float64(policy):
-    """The map and its gradient are rounded once to 16 bits; the statistics and the other
-    gradients never.
+    """The output and its gradient are rounded once to 16 bits. The statistics and the
+    other gradients are never rounded.
     """
 
     def rounded(values):
@@ -141,8 +141,8 @@ def test_units_use_the_kernel(training, monkeypatch):
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_compiled_inference(activation, tmp_path):
-    """TensorFlow has no operation for a convolution, its own inference kernel and a tanh
-    or sigmoid together, and tries to make one.
+    """TensorFlow tries to fuse a convolution, its inference kernel and a tanh or sigmoid,
+    but has no such operation.
     """
     model = kp.models.resnet_cifar(
         8, input_shape=(8, 8, 1), activation=activation, arrangement="original"

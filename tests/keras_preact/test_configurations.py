@@ -1,5 +1,5 @@
-"""Any valid combination of options: it builds, announces its shape, survives its
-config, computes what NumPy computes.
+"""Any valid combination of options builds, infers its output shape, survives its config,
+and computes the values of the NumPy reference.
 """
 
 import numpy as np
@@ -28,8 +28,8 @@ UNIT_OPTIONS = {
     "normalization": every(["batch", "layer", "group", "rms", "none"]),
     "activation": every(reference.ACTIVATIONS),
 }
-#: Without a counterpart in the NumPy unit: they change no output at inference, or its weights
-#: alone.
+#: Options that the NumPy unit does not have: they change no output at inference, or only the
+#: weights.
 SILENT_OPTIONS = {
     "use_bias": st.booleans(),
     "dropout": every([0.0, 0.5]),
@@ -40,8 +40,8 @@ SILENT_OPTIONS = {
 
 @st.composite
 def units(draw):
-    """Filters, shape of the input, options of NumPy's unit, options of the library's
-    alone.
+    """Draw filters, shape of the input, options of both units, and options that only the
+    library's unit has.
     """
     block = draw(every(reference.KERNELS))
     filters = 4

@@ -65,8 +65,8 @@ def test_units(options, changed):
 
 
 def test_bias_is_added_to_the_channels_of_a_map_as_wide_as_they_are_many():
-    """Keras 3.15 on TensorFlow takes the last axis for the channels if its width is
-    their number.
+    """If the last axis is as long as the number of channels, Keras 3.15 on TensorFlow
+    takes it for the channels.
     """
 
     def make(data_format):
@@ -83,7 +83,7 @@ def test_bias_is_added_to_the_channels_of_a_map_as_wide_as_they_are_many():
     "options", [{"shortcut": "conv1x1"}, {"shape_shortcut": "zero_pad"}], ids=str
 )
 def test_dense_units_have_their_features_last_in_either_format(options):
-    """Vectors, and vectors in a grid, whatever Keras' setting for images is."""
+    """This holds for vectors and for vectors in a grid, whatever Keras' `image_data_format`."""
     x = harness.images(2, 3, 5, 4)
     last, transposed = (
         harness.unit_of(6, block="dense", data_format=f"channels_{place}", **options)

@@ -1,5 +1,5 @@
-"""Dropout is random in training and absent at inference: what it does to each value,
-and its place.
+"""Dropout is random in training and absent at inference: its effect on each value, and
+its place.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ RATE = 0.3
 
 
 def bare(arrangement):
-    """The arrangement without what hides the addition."""
+    """The arrangement without the layers after the addition."""
     return dataclasses.replace(kp.ARRANGEMENTS[arrangement], after_addition=())
 
 
@@ -35,9 +35,7 @@ def check_dropped(got, full, rate):
     [("full_preactivation", 1), ("full_preactivation", 2), ("original", 2)],
 )
 def test_dropout_shortcut(arrangement, strides):
-    """output - F is dropout(x), where the unit changes the shape dropout(projection of
-    x).
-    """
+    """output - F is dropout(x); if the unit changes the shape, dropout(projection of x)."""
     x = harness.images(4, 18 * strides, 18 * strides, 4)
     unit = harness.unit_on(
         x, 4, arrangement=bare(arrangement), shortcut=kp.shortcuts.Dropout(RATE), strides=strides
@@ -53,7 +51,7 @@ def test_dropout_shortcut(arrangement, strides):
 
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_before_addition(arrangement):
-    """At the end of F, after whatever the arrangement has there."""
+    """This dropout is at the end of F, after all layers that the arrangement has there."""
     x = harness.images(4, 18, 18, 4)
     options = {"dropout": RATE, "dropout_at": "before_addition"}
     unit = harness.unit_on(x, 4, arrangement=bare(arrangement), **options)
@@ -64,8 +62,8 @@ def test_before_addition(arrangement):
 @pytest.mark.parametrize("block", ["basic", "dense"])
 @pytest.mark.parametrize("arrangement", ["full_preactivation", "original"])
 def test_between_weights(arrangement, block):
-    """Before every weight but the first: second weights that change nothing let the
-    dropout through to the output.
+    """This dropout is before every weight except the first. The second weight is an
+    identity here, so that the output shows the dropout.
     """
     x = harness.images(2000, 4) if block == "dense" else harness.images(4, 18, 18, 4)
     unit = kp.ResidualUnit(
@@ -88,7 +86,7 @@ def test_between_weights(arrangement, block):
 
 
 def test_stochastic_depth_drops_all_of_f_or_nothing():
-    """Of a unit whose F is 1 for every image, at every place (arXiv 1603.09382)."""
+    """In this unit, F is 1 for every image, at every position (arXiv 1603.09382)."""
     ones = {"use_bias": True, "kernel_initializer": "zeros", "bias_initializer": "ones"}
     unit = kp.ResidualUnit(3, stochastic_depth=0.25, **ones)
     x = np.zeros((2000, 4, 5, 3), "float32")

@@ -1,4 +1,4 @@
-"""Wrong arguments end in a ValueError that says what was received and what would work."""
+"""Wrong arguments raise a ValueError that says what was received and what would work."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def named(**options):
     return kp.create_model("cifar_resnet20_preact", **options)
 
 
-#: What is called, and words that its message must hold.
+#: The call, and words that its message must contain.
 WRONG = [
     # depths: the rule and the two nearest
     (lambda: resnet_cifar(21), "6n+2", "9n+2", "20 and 26", "depth=21"),
@@ -23,12 +23,12 @@ WRONG = [
     (lambda: wide_resnet(27, 2), "6n+4", "22 and 28"),
     (lambda: resnet_imagenet(60), "18, 34, 50, 101, 152, 200", "34 and 50"),
     (lambda: dense_resnet(5), "2n+2", "4 and 6"),
-    # no integers, no positive ones
+    # numbers that are not integers, or not positive
     (lambda: resnet_imagenet((3, 0)), "positive integer"),
     (lambda: Unit(True), "`filters`", "True"),
     (lambda: Unit(4, strides=0), "strides=0"),
     (lambda: kp.blocks.Bottleneck(groups=1.5), "`groups`"),
-    # names: the nearest, and all
+    # names: the message has the nearest name, and all names
     (lambda: Unit(4, arrangement="preactivation"), "Did you mean", "full_preactivation"),
     (lambda: Unit(4, shortcut="gating"), "exclusive_gating", "shortcut_only_gating"),
     (lambda: Unit(4, normalization="batchnorm"), "Unknown normalization", "'batch'"),
@@ -48,7 +48,7 @@ WRONG = [
     (lambda: Unit(2, block=kp.blocks.Bottleneck(base_width=16)), "`base_width`", "filters=2"),
     (lambda: Unit(4, block="dense", strides=2), "dense", "strides=2"),
     (lambda: Unit(4, block="single", dropout=0.1), "'single'", "before_addition"),
-    # options by the names of other libraries, and unknown ones
+    # option names of other libraries, and unknown options
     (lambda: resnet_cifar(8, drop_out=0.1), "'drop_out'", "Did you mean 'dropout'"),
     (lambda: resnet_cifar(8, num_classes=5), "Did you mean classes=...?"),
     (lambda: named(pretrained=True), "Did you mean weights=...?"),
@@ -70,7 +70,7 @@ WRONG = [
         lambda: Unit(4, shape_shortcut="zero_pad")(np.zeros((2, 8, 8, 6))),
         *("projection", "6 channels in, 4 out"),
     ),
-    # images of the other order
+    # images in the other data format
     (
         lambda: resnet_cifar(8, input_shape=(32, 32, 3), data_format="channels_first"),
         "channels last?",

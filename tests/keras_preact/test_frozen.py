@@ -1,5 +1,5 @@
-"""Batch normalisation that is frozen, or at inference, keeps its moving statistics bit
-by bit.
+"""Batch normalisation keeps its moving statistics bit by bit if it is frozen, and at
+inference.
 """
 
 import keras
@@ -19,7 +19,7 @@ def test_frozen_unit_in_training(arrangement):
     unit.trainable = False
     before = unit.get_weights()
     inference = harness.numpy(unit(x, training=False))
-    # Inference has kernels of its own, which may round differently.
+    # Inference uses other kernels, which may round differently.
     harness.close(unit(x, training=True), inference, tolerance=1e-6)
     for value, old in zip(unit.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, old)

@@ -1,4 +1,4 @@
-"""Gradients on the running backend against differences of the NumPy unit, so that all
+"""Gradients on the running backend agree with differences of the NumPy unit, so that all
 backends agree with one reference.
 """
 

@@ -1,6 +1,4 @@
-"""The graph of a model: it computes what the model does, and holds the residual units
-that are in it.
-"""
+"""The graph of a model computes the model's values, and its residual units are found."""
 
 import keras
 import pytest
@@ -19,8 +17,8 @@ def close(got, want):
 
 
 class Block(keras.Layer):
-    """A residual unit of a subclass: reshapes by the shape it sees, and drops in
-    training.
+    """A residual unit as a subclass of Layer: it reshapes by the shape of its input, and
+    has dropout in training.
     """
 
     def __init__(self, **kwargs):
@@ -79,7 +77,7 @@ def test_a_walk_keeps_what_is_needed_and_no_more():
     for i in graph.walk(values, until={unit.start: len(graph.steps) - 1}):
         most = max(most, len(values))
         assert (unit.start in values) == (i >= graph.producers[unit.start])
-    assert most <= 5  # both paths and the one that is held
+    assert most <= 5  # the tensors of both paths, and the one that `until` keeps
 
 
 @pytest.mark.parametrize(("training", "drops"), [(False, []), (True, [{"training": True}] * 2)])
@@ -88,7 +86,7 @@ def test_training_is_that_of_the_graph(training, drops):
     before = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
     graph = Graph(model, x, training=training)
     assert [step.kwargs for step in graph.steps if step.kind == "Dropout"] == drops
-    # the layers forget that they were traced
+    # tracing leaves no new nodes in the layers
     assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == before
 
 
@@ -141,7 +139,7 @@ def test_opaque_layers_stay_one_step():
 
 
 def test_dominators_are_those_of_the_definition():
-    """A tensor dominates another one that cannot be reached without it."""
+    """A tensor dominates another one if every path to the other one leads through it."""
     inputs = keras.Input((4,))
     a = layers.Dense(4)(inputs)
     b, c = layers.Dense(4)(a), layers.Dense(4)(a)

@@ -1,4 +1,4 @@
-"""A network of ours is a backbone of keras-hub: its maps, its presets, its tasks."""
+"""A network of this library as a backbone of keras-hub: feature maps, presets, tasks."""
 
 import keras
 import numpy as np
@@ -39,7 +39,7 @@ def test_maps_and_pyramid_are_the_networks(stacked):
     for name, maps in got.items():
         harness.close(harness.numpy(maps), harness.numpy(expected[name]), 1e-4, name)
     stem = found.get_layer("stem_conv")
-    stem.set_weights([0 * stem.get_weights()[0]])  # of its own
+    stem.set_weights([0 * stem.get_weights()[0]])  # the other network has its own weights
     assert np.abs(model.get_layer("stem_conv").get_weights()[0]).max() > 0
 
 
@@ -49,7 +49,7 @@ def test_levels_of_a_dilated_network():
 
 
 def test_presets(tmp_path):
-    """In a directory; found by the class and by keras-hub's own."""
+    """The class and keras-hub's `Backbone` load a preset from a directory."""
     own, _ = backbone(normalization="group", stacked=True)
     own.save_to_preset(preset := str(tmp_path / "preset"))
     for cls in (hub.PreActResNetBackbone, keras_hub.models.Backbone):
@@ -65,9 +65,9 @@ def test_presets(tmp_path):
 
 @pytest.mark.filterwarnings(
     "ignore:`shuffle=True` was passed:UserWarning"
-)  # by keras-hub's fit, with a data set
+)  # keras-hub's fit passes a data set and `shuffle`
 def test_a_classifier_on_top(tmp_path):
-    """keras-hub's task trains it, and brings it back from a preset."""
+    """keras-hub's task trains it, and loads it from a preset."""
     own, _ = backbone()
     own.get_layer("stage1_unit1").trainable = False
     classifier = hub.PreActResNetImageClassifier(backbone=own, num_classes=3)

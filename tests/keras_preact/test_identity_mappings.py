@@ -1,6 +1,4 @@
-"""Eq. 3 to 6: what a clean path does, forward and backward, and what every other path
-does not.
-"""
+"""Eq. 3 to 6 hold on a clean path, forward and backward, and on no other path."""
 
 import keras
 import numpy as np
@@ -22,7 +20,7 @@ BLOCKS = {
 
 
 def silence(unit):
-    """Make F = 0: zero the last weight, and gamma and beta of a norm after it."""
+    """Make F = 0: set the last weight, and gamma and beta of a norm after it, to 0."""
     last = len(unit.block.channels(4))
     places = [f"branch/conv_{last}/", f"branch/dense_{last}/", f"branch/norm_{last}/"]
     values = {

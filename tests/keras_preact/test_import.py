@@ -1,4 +1,6 @@
-"""`import keras_preact`: what comes with it, what comes later, and that files load after it."""
+"""`import keras_preact`: the modules it imports, the modules that it imports later, and files
+load after it.
+"""
 
 import ast
 import json
@@ -14,11 +16,11 @@ import keras_preact as kp
 from tests.keras_preact import harness
 
 FOLDER = Path(kp.__file__).parent
-#: Modules that come when they are asked for, except the one that needs keras_hub.
+#: Modules that are imported at their first use, except the one that needs keras_hub.
 LATER = {name: f"keras_preact.{name}" for name in kp._LATER if name != "hub"}
 
-#: Imports Keras and the package, loads a file, then asks for the names that come later; writes
-#: what it sees.
+#: Imports Keras and the package, loads a file, then uses the names that are imported later; writes
+#: which modules were imported when.
 FRESH = """
 import json, sys
 from pathlib import Path
@@ -61,13 +63,13 @@ def test_a_fresh_process(tmp_path):
     seen = json.loads((tmp_path / "seen.json").read_text())
     imported = set(seen["imported"])
 
-    # no other backend, nothing that Keras does not bring
+    # it imports no other backend, and no package that Keras does not import
     added = {name.partition(".")[0] for name in imported - set(seen["keras"])}
     assert added - set(sys.stdlib_module_names) == {"keras_preact"}
-    # some modules come when they are asked for
+    # some modules are not imported before their first use
     assert not {f"keras_preact.{name}" for name in kp._LATER} & imported
     assert seen["later"] == LATER
-    # every registered class is there, but for one that needs an optional package
+    # all classes are registered, except those that need an optional package
     modules = set(registering_modules())
     assert "keras_preact.units" in modules
     assert modules - {"keras_preact.hub"} <= imported

@@ -1,5 +1,5 @@
-"""How weights start: the released code's He, no two alike, reproducible from a seed;
-the gates' bias.
+"""Initial weights: the released code's He initialisation; all weights differ and are
+reproducible from a seed; the bias of gates.
 """
 
 import keras
@@ -18,27 +18,28 @@ def test_released_he_is_plain_normal_with_fan_out():
     deviation = np.sqrt(2 / (3 * 3 * 128))  # fan_in would make it twice as wide
     np.testing.assert_allclose(kernel.std(), deviation, 0.02)
     assert abs(kernel.mean()) < deviation / 50
-    # a normal distribution has 4.55 % beyond two deviations; Keras' truncated one ends at 2.27 of
-    # them
+    # a normal distribution has 4.55 % beyond two standard deviations; Keras' truncated normal
+    # distribution ends at 2.27
     np.testing.assert_allclose((np.abs(kernel) > 2 * deviation).mean(), 0.0455, 0.1)
     assert np.abs(kernel).max() > 3.5 * deviation
 
 
 def he(kernel) -> float:
-    """He's deviation with the fan-out."""
+    """The standard deviation of He's initialisation with the fan-out."""
     return np.sqrt(2 / (np.prod(kernel.shape[:-2]) * kernel.shape[-1]))
 
 
 def check_deviations(layer, factor):
-    """`factor(path)` is what a kernel's deviation is of He's."""
+    """Check that each kernel's deviation is `factor(path)` times He's."""
     for path, kernel in kernels(layer).items():
         expected = factor(path) * he(kernel)
         np.testing.assert_allclose(kernel.std(), expected, 4 / np.sqrt(kernel.size), err_msg=path)
 
 
 def test_kernels_of_a_network():
-    """He with fan_out for each convolution, Torch's uniform for the classifier, whose
-    bias is zero; gamma 1, beta 0, moving mean 0 and variance 1.
+    """Convolutions have He's initialisation with fan_out. The classifier has Torch's
+    uniform distribution, and a bias of zero. gamma is 1, beta 0, moving mean 0, moving
+    variance 1.
     """
     model = kp.models.resnet_cifar(11, input_shape=(8, 8, 3), use_bias=True)
     weights = harness.weights(model)
@@ -84,7 +85,7 @@ def unseeded(seed):
 
 @pytest.mark.parametrize("options", [seeded, unseeded])
 def test_a_seed_reproduces_a_network(options):
-    """The initialiser's seed, or the global one."""
+    """The seed is the initialiser's, or the global seed."""
     one, same, other = (
         kernels(kp.models.resnet_cifar(8, width_factor=0.25, **options(seed))) for seed in (1, 1, 2)
     )
@@ -142,8 +143,8 @@ def test_delta_orthogonal_needs_a_centre():
 
 @pytest.mark.parametrize(("block", "weights"), [("basic", 2), ("bottleneck", 3), ("dense", 2)])
 def test_fixup(block, weights):
-    """Every weight of a branch but the last has He's deviation times L^(-1 / (2m - 2));
-    the last is zero.
+    """Every weight of a branch except the last has He's deviation times
+    L^(-1 / (2m - 2)); the last is zero.
     """
     units = 50
     unit = kp.ResidualUnit(
@@ -178,7 +179,7 @@ def test_a_unit_by_itself_does_not_know_the_depth(initializer):
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_fixup_network(stacked, tmp_path):
-    """The classifier and every branch start at zero."""
+    """The classifier and the output of every branch start at zero."""
     model = kp.models.resnet_cifar(20, input_shape=(8, 8, 1), stacked=stacked, **kp.models.FIXUP)
     x = harness.images(4, 8, 8, 1)
     assert not harness.numpy(model(x)).any()

@@ -10,12 +10,12 @@ from tests.keras_preact import harness
 from tests.keras_preact.harness import variable
 
 RATE, DECAY, MOMENTUM, STEPS = 0.03, 0.1, 0.6, 3
-#: Of the Newton-Schulz iteration: x a + x^3 b + x^5 c on singular values.
+#: The Newton-Schulz iteration computes x a + x^3 b + x^5 c on singular values.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def of_singular_values(matrix: np.ndarray) -> np.ndarray:
-    """Five iterations, done on the singular values instead of the matrix."""
+    """Apply five iterations to the singular values instead of the matrix."""
     u, s, v = np.linalg.svd(matrix, full_matrices=False)
     s = s / np.linalg.norm(s)
     a, b, c = COEFFICIENTS
@@ -25,7 +25,7 @@ def of_singular_values(matrix: np.ndarray) -> np.ndarray:
 
 
 def reference(start: np.ndarray, gradients: np.ndarray, nesterov: bool) -> np.ndarray:
-    """The path of a matrix `(rows, columns)`."""
+    """A matrix `(rows, columns)` after the updates."""
     w, v = start.astype("float64"), np.zeros(start.shape)
     for gradient in gradients.astype("float64"):
         v = MOMENTUM * v + gradient

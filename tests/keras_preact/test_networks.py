@@ -1,5 +1,5 @@
-"""Whole networks: what the appendix says about their first and last units, against
-NumPy and by following every path.
+"""Whole networks, against NumPy and layer by layer, with the first and last units as the
+appendix describes them.
 """
 
 import functools
@@ -20,8 +20,8 @@ def cifar_stages(width, units):
 
 
 ZERO_PAD = {"shape_shortcut": "zero_pad"}
-#: Builder, then what the NumPy network needs to know. Two units a stage: one changes the shape, one
-#: keeps it.
+#: Builder, then the arguments of the NumPy network. Each stage has two units: one changes the
+#: shape, one keeps it.
 NETWORKS = {
     "cifar basic": (
         functools.partial(kp.models.resnet_cifar, 14, width_factor=0.25, input_shape=SIZE),
@@ -85,7 +85,7 @@ def compare(name, **options):
     return model, x
 
 
-#: Every arrangement with the basic and the bottleneck network; on all backends, one of each.
+#: These two run on all backends. On one backend, every arrangement is tested with both networks.
 ON_ALL = [("original", "cifar basic"), ("full_preactivation", "cifar bottleneck")]
 CIFAR = [
     pytest.param(
@@ -109,7 +109,7 @@ def test_other_networks(arrangement, name):
 
 @pytest.mark.backend
 def test_stem_pooling_pads_with_minus_infinity():
-    """tanh is negative where a padding with zeros would win the maximum at the border."""
+    """tanh can be negative; zeros as padding would then win the maximum at the border."""
     model, x = compare("imagenet", activation="tanh")
     pooled = harness.numpy(keras.Model(model.input, model.units[0].input)(x))
     assert (pooled[:, 0] < 0).any()
@@ -183,7 +183,7 @@ def test_without_top(pooling):
 )
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
 def test_preprocessing(data_format, mean, std):
-    """In channels first as in channels last."""
+    """Channels first gives the values of channels last."""
     options = {"width_factor": 0.125, "mean": mean, "std": std, "data_format": data_format}
     plain = kp.models.resnet_cifar(8, width_factor=0.125, input_shape=(8, 8, 3))
     harness.randomize(plain)

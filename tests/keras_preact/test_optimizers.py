@@ -1,4 +1,4 @@
-"""The optimisers against their equations in NumPy; Muon has a file of its own."""
+"""The optimisers against their equations in NumPy. Muon has its own file."""
 
 import keras
 import numpy as np
@@ -81,8 +81,8 @@ def test_decay_outside_the_gradient(kind, rule):
 
 
 def linear(optimizer, steps):
-    """Fit a kernel for `steps` batches of one row; the gradient of each is its row,
-    whatever the kernel. Return the model.
+    """Fit a kernel for `steps` batches of one row, and return the model. The gradient of a
+    batch is its row, for every value of the kernel.
     """
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = keras.Sequential([keras.Input((2,)), dense])
@@ -97,8 +97,8 @@ def rows(steps):
 
 
 def recursion(parts, steps, rate, average_keeps):
-    """The weights and their average after as many `steps`: an update for each whole
-    number of `parts`, in float64.
+    """The weights and their average after `steps`, in float64. There is one update per
+    `parts` steps.
     """
     w, v, average = np.ones(2), np.zeros(2), None
     for update in range(steps // parts):
@@ -111,8 +111,8 @@ def recursion(parts, steps, rate, average_keeps):
 
 @pytest.mark.parametrize(("parts", "steps"), [(1, 5), (3, 11)])
 def test_schedule_and_average_count_updates(parts, steps, tmp_path):
-    """With accumulated gradients too; 11 steps of 3 parts leave two parts that no
-    update has.
+    """They count updates also if gradients are accumulated. 11 steps make three updates
+    of 3 steps; the last two steps are in none.
     """
     rates = [0.3, 0.2, 0.05]
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], rates)
@@ -139,18 +139,18 @@ def test_average_overwrites_the_weights():
     for _ in range(4):
         optimizer.apply([-ops.ones(1)], [variable])
         seen.append(float(harness.numpy(variable)[0]))
-    # 1; 2, and its average with 1; 2.5; 3.5, and its average with 2, that of 2.5 and 1.5
+    # 1; the average of 2 and 1; 2.5; the average of 3.5 and 2, where 2 is that of 2.5 and 1.5
     assert seen == [1.0, 1.5, 2.5, 2.75]
 
 
 def test_no_update_leaves_the_weights():
-    """Keras puts zeros into the model where fit ends before an update is whole."""
+    """If fit ends before the first update is complete, Keras puts zeros into the model."""
     model = linear(coupled(use_ema=True, gradient_accumulation_steps=3), 2)
     np.testing.assert_array_equal(model.get_weights()[0], [[1.0], [1.0]])
 
 
 def test_averages_outlive_fit():
-    """On JAX, steps give their arrays away: Keras' averages are gone in an evaluation
+    """On JAX, steps donate their arrays: Keras' averages are deleted in an evaluation
     after fit.
     """
     model = linear(coupled(use_ema=True), 2)
@@ -162,8 +162,8 @@ def test_averages_outlive_fit():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_averages_of_all_dtypes(dtype):
-    """The share of what is new, 0.001, is not rounded to the weights' precision: 0.999
-    in bfloat16 is 1.
+    """The share of the new value, 0.001, is not rounded to the weights' precision:
+    in bfloat16, 0.999 is 1.
     """
     optimizer = coupled(1.0, 0, 0, use_ema=True, ema_momentum=0.999)
     variable = keras.Variable([0.0], dtype=dtype)
@@ -176,8 +176,8 @@ def test_averages_of_all_dtypes(dtype):
 
 
 def test_variables_that_are_no_weights_have_no_average():
-    """The scales of float8 training are overwritten by their gradients, and Keras keeps
-    None for their average.
+    """The scales of float8 training are overwritten by their gradients. Keras has None in
+    place of their averages.
     """
     optimizer = coupled(0.5, 0, 0, use_ema=True)
     weight, scale = keras.Variable([1.0]), keras.Variable([1.0])

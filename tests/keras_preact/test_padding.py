@@ -42,7 +42,7 @@ def test_convolution(kernel, strides, size, data_format):
 
 
 def test_a_kernel_of_one_pixel_is_a_convolution_at_inference():
-    """Where a bias and a ReLU after it become part of it."""
+    """At inference, a bias and a ReLU are fused with a convolution."""
     tf = pytest.importorskip("tensorflow")
     layer = spatial.PaddedConv2D(4, 1)
     layer.build((None, None, None, 3))
@@ -57,7 +57,7 @@ def test_a_kernel_of_one_pixel_is_a_convolution_at_inference():
 @pytest.mark.backend
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="of torch's memory formats")
 def test_torch_copies_no_kernel():
-    """Torch's convolution copies every kernel that is not laid out as it wants it."""
+    """Torch's convolution copies every kernel that does not have its memory layout."""
     import torch
 
     model = kp.models.resnet_cifar(8, classes=3, input_shape=(8, 8, 3), width_factor=0.25)
@@ -78,7 +78,7 @@ def test_torch_copies_no_kernel():
     ("size", "strides"), [((6, 6), 1), ((5, 8), 1), ((5, 8), 2), ((7, 7), 3), ((1, 2), 2)], ids=str
 )
 def test_maxima_and_zeros(size, strides, data_format):
-    """Of negative values: zeros around them would be larger."""
+    """The values are negative: zeros as padding would be larger."""
     x = -1 - np.abs(harness.images(2, *size, 3))
     pairs = run(spatial.PaddedMaxPooling2D(2, strides, data_format=data_format), x, data_format)
     np.testing.assert_array_equal(pairs, reference.max_of_pairs(x, strides))

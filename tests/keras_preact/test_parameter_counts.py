@@ -13,10 +13,10 @@ WIDTHS = (16, 32, 64)
 
 
 def counts(build, *arguments, **options):
-    """All trainable parameters, and those of kernels and the classifier's bias alone
+    """All trainable parameters, and only those of kernels and the classifier's bias
     ("conv + fc").
 
-    Zeros: drawing 60 million values takes longer than everything else here.
+    The kernels are zeros: to draw 60 million values takes longer than all other tests here.
     """
     model = build(*arguments, kernel_initializer="zeros", **options)
     sizes = {weight.path: math.prod(weight.shape) for weight in model.trainable_weights}
@@ -25,9 +25,9 @@ def counts(build, *arguments, **options):
 
 
 def basic_counts(depth):
-    """6n+2 with option A: each convolution has a BN, in any arrangement (the extra BN
-    before the pooling of a pre-activation net is the one that its first unit
-    lacks)."""
+    """6n+2 with option A: there is one BN per convolution, in any arrangement. (The first
+    unit of a pre-activation net lacks a BN, and there is one before the pooling.)
+    """
     convs, norms, channels = 3 * 3 * 3 * 16, 2 * 16, 16
     for width in WIDTHS:
         for _ in range((depth - 2) // 6):
@@ -39,8 +39,8 @@ def basic_counts(depth):
 
 
 def bottleneck_counts(depth):
-    """9n+2, full pre-activation: a projection without BN where a stage begins, BN on
-    what enters each convolution.
+    """9n+2, full pre-activation: a stage begins with a projection without BN, and the
+    input of each convolution of a branch has a BN.
     """
     convs, norms, channels = 3 * 3 * 3 * 16, 2 * 16, 16
     for s, width in enumerate(WIDTHS):
@@ -48,7 +48,7 @@ def bottleneck_counts(depth):
             convs += channels * width + 3 * 3 * width * width + width * 4 * width
             convs += channels * 4 * width if u == 0 else 0
             norms += 2 * (2 * width)
-            norms += 0 if (s, u) == (0, 0) else 2 * channels  # the first unit's is in the stem
+            norms += 0 if (s, u) == (0, 0) else 2 * channels  # the stem has the first unit's BN
             channels = 4 * width
     fc = 256 * 10 + 10
     norms += 2 * channels  # before the pooling
@@ -56,7 +56,7 @@ def bottleneck_counts(depth):
 
 
 def test_published():
-    """Of the deepest networks too, without building them."""
+    """This includes the deepest networks, without building them."""
     for network, published in PARAMETER_COUNTS.items():
         depth = int(network.removeprefix("ResNet-"))
         formula = bottleneck_counts if depth in (164, 1001) else basic_counts
@@ -95,8 +95,8 @@ def test_wide_resnet():
 
 
 def test_cost_of_the_shortcuts():
-    """Identity shortcuts cost nothing; a gate and a 1x1 convolution cost theirs in
-    every unit.
+    """Identity shortcuts have no parameters; a gate and a 1x1 convolution have parameters
+    in every unit.
     """
     squares = sum(width**2 for width in WIDTHS)
     gates = squares + sum(WIDTHS)  # a bias for each channel

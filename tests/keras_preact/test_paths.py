@@ -13,7 +13,7 @@ from keras_preact._paths import below
     [
         (["conv"], "kernel"),
         (["block", "conv"], "kernel"),
-        (["a_conv", "conv"], "kernel"),  # another name that ends in the layer's
+        (["a_conv", "conv"], "kernel"),  # another name that ends in the layer's name
         (["conv", "gate"], "gate/kernel"),
         (["conv", "conv"], "conv/kernel"),
         (["other"], "other/kernel"),  # made outside of the layer

@@ -65,7 +65,7 @@ def noise(height, width):
 
 
 def pillow(pixels, width, height):
-    """Each channel scaled as float32, which Pillow does not round."""
+    """Resize each channel as float32, which Pillow does not round."""
     channels = [Image.fromarray(pixels[..., c].astype("float32")) for c in range(pixels.shape[-1])]
     return np.stack(
         [np.asarray(c.resize((width, height), Image.Resampling.BILINEAR)) for c in channels],
@@ -74,7 +74,7 @@ def pillow(pixels, width, height):
 
 
 def reference(pixels, preprocessing, size):
-    """Scaled so that the box that `resize` speaks of is just covered, and its middle."""
+    """Resize to the smallest image that covers the box of `resize`; return its middle."""
     height, width = size
     if preprocessing is None or preprocessing.crop is None:
         return pillow(pixels, width, height)
@@ -117,8 +117,8 @@ def test_the_usual_test_of_imagenet_to_the_last_bit(shape, size):
 @pytest.mark.parametrize("preprocessing", [CENTER, WHOLE])
 @pytest.mark.parametrize("shape", [(1, 5000), (5000, 1), (4001, 2)])
 def test_strips(preprocessing, shape):
-    """They are not resized in one step; `shape` and size are such that both ways round
-    alike.
+    """Strips are not resized in one step. Shape and size are chosen so that the reference
+    rounds alike.
     """
     image = noise(*shape)
     want = reference(image, preprocessing, (28, 28))

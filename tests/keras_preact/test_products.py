@@ -1,5 +1,5 @@
-"""Convolutions as sums of matrix products: NumPy's values and gradients, and where they
-take the place of XLA's.
+"""Convolutions as sums of matrix products: values and gradients against NumPy, and where
+they replace XLA's convolutions.
 """
 
 import keras
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.backend
 )
 def test_values_and_gradients(size, groups, dilation, shape):
     """A convolution is linear in the images and in the kernel: its derivative along a
-    change is the convolution of that.
+    change is the convolution of the change.
     """
     rng = np.random.default_rng(size)
     images = rng.normal(size=(*shape, 6)).astype("float32")
@@ -46,14 +46,14 @@ def test_values_and_gradients(size, groups, dilation, shape):
         np.testing.assert_allclose(got, (want(*arguments) * cotangent).sum(), 1e-4, 1e-3)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="of JAX's scan")
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="only JAX's scan is tested")
 @pytest.mark.parametrize("options", [{}, {"unroll": 2}, {"remat": 2}], ids=str)
 def test_scans_on_a_cpu_hold_no_convolution(options):
-    """In the gradient, which traces the forward pass too."""
+    """The test looks at the gradient, which traces the forward pass too."""
     import jax
 
     if jax.default_backend() != "cpu":
-        pytest.skip("convolutions are slow on CPUs alone")
+        pytest.skip("convolutions are replaced only on CPUs")
 
     def traced(**options):
         unit = harness.unit_of(4, block="bottleneck", groups=2, shortcut="conv1x1")

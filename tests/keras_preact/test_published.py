@@ -1,4 +1,4 @@
-"""The published rows: what they build, and that they agree with one another."""
+"""The published rows build networks, and agree with one another."""
 
 import json
 import re
@@ -13,7 +13,7 @@ RESULTS = published.RESULTS
 
 
 def test_tables():
-    """A few numbers of each table of the papers, typed once more."""
+    """A few numbers of each table of the papers, typed a second time."""
     errors = {
         table: [row.error for row in published.results(table=table)]
         for table in dict.fromkeys(row.table for row in RESULTS)

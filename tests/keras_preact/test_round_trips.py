@@ -52,7 +52,7 @@ def test_unit(options):
 
 
 def test_config_of_a_built_unit_makes_an_unbuilt_one():
-    """The pattern of a built normalisation holds no weights and no axis of its own."""
+    """The config of a built normalisation keeps neither its weights nor its shape."""
     norm = keras.layers.BatchNormalization(momentum=0.7)
     norm.build((2, 3))
     unit = kp.ResidualUnit(4, normalization=norm)
@@ -67,7 +67,7 @@ def test_arrangement():
     assert kp.Arrangement.from_config(CUSTOM.get_config()) == CUSTOM
     assert kp.arrangements.get(kp.arrangements.serialize(CUSTOM)) == CUSTOM
     config = kp.ResidualUnit(4, arrangement=kp.ARRANGEMENTS["original"]).get_config()
-    assert config["arrangement"] == "original"  # names where there are names
+    assert config["arrangement"] == "original"  # a known arrangement is its name
 
 
 NETWORK_OPTIONS = [

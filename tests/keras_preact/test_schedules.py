@@ -15,7 +15,7 @@ def rates(schedule, *steps):
 
 
 def test_step_schedule():
-    """The paper's for CIFAR by default."""
+    """The default is the paper's schedule for CIFAR."""
     paper = rates(kp.schedules.step_schedule(), 0, 399, 400, 31_999, 32_000, 47_999, 48_000, 63_999)
     assert paper == pytest.approx([0.01] * 2 + [0.1] * 2 + [0.01] * 2 + [0.001] * 2)
     schedule = kp.schedules.step_schedule(1.0, [10, 20], factor=0.5, warmup_steps=0)

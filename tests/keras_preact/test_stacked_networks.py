@@ -1,5 +1,5 @@
-"""A network of stacks is the network of single units: values, training, initial values,
-files, and the way to and fro.
+"""A network of stacks equals the network of single units: values, training, initial
+values, files, and conversion in both directions.
 """
 
 import keras
@@ -17,7 +17,7 @@ X = harness.images(4, 6, 6, 3)
 
 
 def network(**options):
-    """Three units a stage; a stack of two in each."""
+    """Each stage has three units; two of them are a stack."""
     defaults = {
         "stacked": True,
         "block": "basic",
@@ -30,14 +30,14 @@ def network(**options):
 
 def seed_states(model) -> list[np.ndarray]:
     """The states of the seeds of every unit in order."""
-    units = model.units  # those of a stack are made here
+    units = model.units  # this makes the units of a stack
     weights = {id(weight) for unit in units for weight in unit.weights}
     variables = [variable for unit in units for variable in unit.variables]
     return [harness.numpy(each.value) for each in variables if id(each) not in weights]
 
 
 def check_same_values(model, other):
-    """The weights have equal paths and bits, and so the seeds."""
+    """Check that weights and seeds have equal paths and bits."""
     values, others = harness.weights(model), harness.weights(other)
     assert list(values) == list(others)
     for path, value in values.items():
@@ -83,7 +83,7 @@ def fit(model, **options):
 
 @pytest.mark.backend
 def test_fit_is_that_of_single_units():
-    """Two epochs: weights and statistics after them."""
+    """Compare weights and statistics after two epochs."""
     model = network()
     single = kp.models.unstack(model)
     before = harness.weights(single)
@@ -136,7 +136,7 @@ def test_unseeded_kernels_all_differ(stacked):
 
 
 def test_stochastic_depth_grows_linearly():
-    """Unit l of L has l / L of the rate of the last."""
+    """Unit l of L has l / L of the last unit's rate."""
     model, single = (network(stochastic_depth=0.5, stacked=stacked) for stacked in (True, False))
     for each in (model, single):
         rates = [unit.stochastic_depth for unit in each.units]
@@ -152,7 +152,7 @@ def test_stochastic_depth_grows_linearly():
 def test_stack_and_unstack_lose_no_bit():
     model = network(shortcut=kp.shortcuts.Dropout(0.5), dropout=0.3, stochastic_depth=0.4)
     harness.randomize(model)
-    output(model, training=True)  # the seeds and the statistics move on
+    output(model, training=True)  # changes the seeds and the statistics
     single = kp.models.unstack(model)
     again = kp.models.stack(single)
     check_same_values(again, model)
@@ -190,7 +190,7 @@ def test_frozen_layers_stay_frozen(tmp_path):
 
 
 def rows(parts):
-    """One array for each unit, of stacks and single units."""
+    """Return one array per unit, from arrays of stacks and single units."""
     return [row for part in parts for row in part]
 
 
@@ -198,8 +198,9 @@ def rows(parts):
     "ways", [pytest.param({}, marks=pytest.mark.backend), {"stacked": False}], ids=str
 )
 def test_probe(ways):
-    """Every x_l and the output with something added to every x_l, against a sum by hand in
-    the network of single units. Gradients of what is added to a stack are in test_stacks.py.
+    """Add an array to every x_l, and compare every x_l and the output with sums by hand in
+    the network of single units. test_stacks.py tests the gradients on arrays that are added
+    in a stack.
     """
     model = network(**ways)
     harness.randomize(model)

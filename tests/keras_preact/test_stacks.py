@@ -32,9 +32,7 @@ def single_units(shape, filters, depth, options):
 
 
 def columns(units, value_of=harness.numpy) -> dict[str, np.ndarray]:
-    """The values of the units' weights, or what else a function returns for a weight,
-    stacked by path.
-    """
+    """Stack, by path, the values of the units' weights, or another function of them."""
     rows = [
         dict(zip(harness.paths(unit), map(value_of, unit.weights), strict=True)) for unit in units
     ]
@@ -42,7 +40,7 @@ def columns(units, value_of=harness.numpy) -> dict[str, np.ndarray]:
 
 
 def stack_of(units, shape, filters, options, **ways):
-    """A stack with the units' weights, carried over by NumPy."""
+    """A stack with the units' weights, which are copied with NumPy."""
     stack = kp.UnitStack(harness.unit_of(filters, **options), len(units), **ways)
     stack.build(shape)
     values = columns(units)
@@ -69,8 +67,8 @@ def check_weights(stack, units):
 
 
 def check_equal_to_chain(stack, units, x, training=True, steps=1):
-    """Steps of both: output, gradients, statistics. Returns the output and the gradient
-    on x of the last one.
+    """Compare output, gradients and statistics of some steps. Return the output of the last
+    step and its gradient on x.
     """
     cotangent = draw_cotangent(x)
     step_of_chain = harness.step_of(chain_of(units), cotangent, training, compiled=False)
@@ -85,7 +83,7 @@ def check_equal_to_chain(stack, units, x, training=True, steps=1):
         for path, weight in zip(harness.paths(stack), stack.weights, strict=True):
             assert (id(weight) in on_weights) == ("moving_" not in path)
             if id(weight) in on_weights:
-                # The gradient on a bias ahead of a normalisation is rounding alone.
+                # The gradient on a bias before a normalisation is only a rounding error.
                 tolerance = 3e-5 if path.endswith("bias") else 1e-5
                 harness.close(on_weights[id(weight)], wanted[path], tolerance, message=path)
         check_weights(stack, units)
@@ -117,7 +115,7 @@ CASES = [
     ({"arrangement": kp.arrangements.FIXUP, "normalization": "none"}, 3, {}),
 ]
 
-#: Shape of the input and filters of the units, where they are not those of images and basic blocks.
+#: Shape of the input and filters of the units, if they differ from images and basic blocks.
 SIZES = {"bottleneck": ((3, 4, 4, 8), 2), "dense": (VECTORS, 4)}
 
 
@@ -167,8 +165,8 @@ def test_channels_first():
     "ways", [{"unroll": 2}, pytest.param({"remat": 3}, marks=pytest.mark.backend)], ids=str
 )
 def test_outputs_and_perturbations(ways):
-    """What is added to the output of a unit reaches the next one; its gradient is that
-    of x_{l+1}.
+    """An array that is added to a unit's output reaches the next unit; its gradient is the
+    gradient of x_{l+1}.
     """
     units = single_units(IMAGES, 4, 5, {})
     stack = stack_of(units, IMAGES, 4, {}, **ways)
@@ -194,7 +192,7 @@ def test_outputs_and_perturbations(ways):
 
 
 def test_xla():
-    """Compiled by XLA, and without a graph."""
+    """A stack gives the same values when XLA compiles it, and when it runs without a graph."""
     x = harness.images(*IMAGES)
     units = single_units(IMAGES, 4, 5, {})
     stack, eager = (stack_of(units, IMAGES, 4, {}) for _ in range(2))
@@ -240,12 +238,12 @@ def seed_states(layer) -> list[np.ndarray]:
 )
 @pytest.mark.parametrize("ways", [{"execution": "loop"}, {"remat": 2, "unroll": 2}], ids=str)
 def test_masks_are_those_of_single_units(ways):
-    """From equal seeds, over two steps: a mask of another place or another step would
-    show.
+    """The seeds are equal, and there are two steps, so that a mask of another unit or
+    another step would show.
     """
     stack = random_stack(3, RANDOM, **ways)
     units = [stack.unit(i) for i in range(3)]
-    before = seed_states(stack)  # of the two dropouts and the stochastic depth
+    before = seed_states(stack)  # seeds of the two dropouts and of the stochastic depth
     assert [state.shape for state in before] == [(3, 2)] * 3
     assert len({tuple(row) for state in before for row in state}) == 9
     check_equal_to_chain(stack, units, harness.images(*IMAGES), steps=2)
@@ -291,7 +289,7 @@ def test_stochastic_depth():
     at_inference = harness.numpy(stack(x, return_outputs=True, training=False))
     np.testing.assert_array_equal(np.diff(at_inference[..., 0], axis=0, prepend=x[None, :, 0]), 1)
     assert [stack.unit(i).stochastic_depth for i in range(3)] == rates
-    assert (unit.built, unit.stochastic_depth) == (False, 0.6)  # the pattern stays
+    assert (unit.built, unit.stochastic_depth) == (False, 0.6)  # the template does not change
 
 
 # Initial values
@@ -301,7 +299,7 @@ def test_stochastic_depth():
     "initializer", [None, keras.initializers.HeNormal(seed=1)], ids=harness.label
 )
 def test_every_unit_starts_with_values_of_its_own(initializer):
-    """Each slice has the deviation that its own fan asks for."""
+    """Each slice has the standard deviation for its own fan."""
     kernel = {} if initializer is None else {"kernel_initializer": initializer}
     stack = kp.UnitStack(kp.ResidualUnit(32, block="bottleneck", **kernel), 3)
     stack.build((1, 4, 4, 128))
@@ -370,7 +368,7 @@ def stack(depth=3, **options):
 
 
 def stack_units(*units, **options):
-    """Stack a plain unit, and others or one with `options`."""
+    """Stack a plain unit with other units, or with one that has `options`."""
     return kp.UnitStack.from_units([built(), *(units or [built(**options)])])
 
 
@@ -448,8 +446,8 @@ class Subclassed(keras.Model):
 
 @pytest.mark.backend
 def test_fit_builds_a_subclassed_model():
-    """Keras looks for the shapes of its layers first: JAX traces what makes their
-    weights.
+    """Keras first infers the shapes of its layers; on JAX, the code that makes their weights
+    is then traced.
     """
     model, built = Subclassed(), Subclassed()
     model.compile(keras.optimizers.SGD(0.0), "mse")

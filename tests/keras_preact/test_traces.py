@@ -1,4 +1,4 @@
-"""The parts of a unit, and stacks of any layer: against NumPy, and against single calls."""
+"""Traces of units against NumPy, and stacks of any layer against calls of single layers."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("arrangement", "shortcut"), PAIRS)
 def test_parts_of_a_unit(arrangement, shortcut):
-    """h(x) and F(x) are NumPy's, their sum is theirs, and the output is the call's."""
+    """h(x) and F(x) equal NumPy's, their sum is right, and the output is the call's."""
     options = {"arrangement": arrangement, "shortcut": shortcut}
     x = activated = harness.images(2, 5, 6, 4)
     unit = harness.unit_on(x, 4, **options)
@@ -58,8 +58,8 @@ def test_a_scaled_and_a_detached_branch():
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("training", [False, True])
 def test_layers_called_without_keras(monkeypatch, training, dtype):
-    """PyTorch calls most layers of a unit directly: outputs and statistics are those of
-    Keras' calls, also if nothing around the unit casts its weights.
+    """On PyTorch, most layers of a unit are called directly: outputs and statistics equal
+    those of Keras' calls, also if no layer around the unit casts its weights.
     """
     x = harness.images(2, 5, 6, 4)
     unit = harness.unit_on(x, 8, strides=2, use_bias=True, dtype=dtype)
@@ -79,7 +79,9 @@ def test_layers_called_without_keras(monkeypatch, training, dtype):
 @pytest.mark.backend
 @pytest.mark.parametrize("training", [False, True])
 def test_traces_of_a_stack(training):
-    """Those of its units, one after the other; statistics move as in a call."""
+    """They are the traces of its units, one after the other; statistics change as in a
+    call.
+    """
     stack = kp.UnitStack(kp.ResidualUnit(4), 3)
     x = harness.images(2, 5, 6, 4)
     stack.build(x.shape)
@@ -101,7 +103,7 @@ def test_traces_of_a_stack(training):
 
 @keras.saving.register_keras_serializable("test_traces")
 class Scaled(keras.layers.Layer):
-    """A layer of one's own, with a weight, dropout and no `build`."""
+    """A user's layer with a weight, dropout and no `build`."""
 
     def __init__(self, rate=0.0, **kwargs):
         super().__init__(**kwargs)
@@ -134,7 +136,7 @@ LAYERS = {
     ids=str,
 )
 def test_stacks_of_other_layers(name, ways):
-    """Output and gradients are those of single layers; every layer has its own values."""
+    """Output and gradients equal those of single layers; all layers have different values."""
     make, shape = LAYERS[name]
     stack = kp.LayerStack(make(), 4, **ways)
     x, cotangent = harness.images(*shape), harness.images(*shape, seed=3)

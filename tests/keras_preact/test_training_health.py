@@ -1,5 +1,5 @@
-"""TrainingHealth: its figures against a network differentiated by hand, what it leaves
-as it was, what it writes and reports.
+"""TrainingHealth: its figures against gradients by hand, the state that it must not
+change, its files and its messages.
 """
 
 import csv
@@ -28,13 +28,13 @@ from tests.keras_preact.harness import close
 
 BACKEND = keras.backend.backend()
 JIT = "auto" if BACKEND == "jax" else False
-#: For tests of what is reported. TestFigures compares the figures of a compiled step.
+#: For tests of messages. TestFigures compares the figures of a compiled step.
 EAGERLY = {"run_eagerly": BACKEND == "tensorflow"}
 FEATURES, HIDDEN, OUTPUTS, BATCH = 4, 5, 2, 8
 NAMES = ["first/kernel", "first/bias", "second/kernel", "second/bias"]
 SGD = keras.optimizers.SGD
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-#: No figure is judged.
+#: Ranges with which no figure is judged.
 NONE: dict = dict.fromkeys(HEALTHY_RANGES)
 
 
@@ -75,7 +75,7 @@ def fit(model, x, y, *callbacks, **options):
 
 
 def gradients(weights, x, y):
-    """Of the mean squared error of `relu(x a + b) c + d`, by hand."""
+    """Gradients of the mean squared error of `relu(x a + b) c + d`, by hand."""
     a, b, c, d = weights
     z = x @ a + b
     h = np.maximum(z, 0)
@@ -171,7 +171,9 @@ class TestFigures:
     @pytest.mark.backend
     @pytest.mark.parametrize("execution", [1, 4])
     def test_only_at_the_interval(self, execution):
-        """Executions of 4, 4, 3 steps: each has its last multiple of 3."""
+        """With executions of 4, 4 and 3 steps, each records its last step that is a
+        multiple of 3.
+        """
         if BACKEND == "torch" and execution > 1:
             pytest.skip("Keras has no steps_per_execution on torch")
         x, y = data(11)
@@ -185,7 +187,9 @@ class TestFigures:
         assert steps == [(3, 0), (6, 0), (9, 0), *((step, 1) for step in second)]
         for record in health.history:
             compare(record, wanted[record.step - 1])
-        assert health.history[0].loss != logged.history["loss"][0]  # that of the epoch so far
+        assert (
+            health.history[0].loss != logged.history["loss"][0]
+        )  # this is the mean of the epoch so far
 
     def test_compiled_by_xla(self):
         x, y = data(2)
@@ -196,7 +200,7 @@ class TestFigures:
         compare(health.history[0], wanted[1])
 
     def test_rows_of_an_embedding_that_are_read_twice(self):
-        """TensorFlow's gradient is a list of rows: those of one place are added."""
+        """TensorFlow's gradient is a list of rows; rows with the same index are added."""
         x = np.array([[1, 1, 2]] * BATCH)
         layer = keras.layers.Embedding(5, 4)
         model = keras.Sequential([keras.Input((3,), dtype="int32"), layer])
@@ -213,7 +217,7 @@ class TestFigures:
 
     @pytest.mark.backend
     def test_mixed_precision(self):
-        """Gradients without the loss scale, which Keras uses for float16 by itself."""
+        """The gradients are without the loss scale, which Keras uses for float16 by default."""
         x, y = data(3)
         model = network(SGD(0.1), dtype="mixed_float16", auto_scale_loss=True)
         wanted, _ = ByHand().train(model.get_weights(), x, y)
@@ -223,7 +227,7 @@ class TestFigures:
 
     @pytest.mark.backend
     def test_steps_that_a_loss_scale_skips_do_not_count(self):
-        """A loss of about 30 times 2**127 is too much for float32; 2**122 is not."""
+        """A loss of about 30 times 2**127 overflows float32; times 2**122 it does not."""
         x, y = data(10)
         scaled = keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=2.0**127)
         model = network(scaled)
@@ -262,8 +266,8 @@ class TestFigures:
 
 
 def test_names_of_units_inside_other_layers():
-    """A stack's weights have the names of single units', and units in other layers keep
-    those layers' names.
+    """Weights of a stack are named like weights of single units. Names of units in other
+    layers begin with those layers' names.
     """
     stack = kp.UnitStack(kp.ResidualUnit(4, block="dense", name="part_unit2"), 2, name="part_units")
     unit = kp.ResidualUnit(4, block="dense", name="part")
@@ -304,7 +308,7 @@ class TestActivations:
             np.testing.assert_array_equal(np.array(variable), value)
 
     def test_several_inputs_and_a_layer_that_is_called_twice(self):
-        """It counts once."""
+        """Only the first call of the layer counts."""
         b, a = (keras.Input((2,), name=name) for name in "ba")
         once, twice = (keras.layers.Dense(2, name=name) for name in ("once", "twice"))
         model = keras.Model({"b": b, "a": a}, [once(b), twice(keras.ops.relu(twice(a)) + 9)])
@@ -316,7 +320,9 @@ class TestNothingElseChanges:
     @pytest.mark.backend
     @pytest.mark.parametrize("name", ["averaged", "dynamically scaled"])
     def test_the_optimizer(self, name):
-        """During `fit` callbacks set and read the user's optimizer; then it is back."""
+        """During `fit`, callbacks set and read the user's optimizer; after it, the model has
+        this optimizer again.
+        """
         x, y = data(4)
         model, plain = (network(OPTIMIZERS[name][0]()) for _ in range(2))
         optimizer = model.optimizer
@@ -443,7 +449,7 @@ class TestOutputs:
         ("content", "left"),
         [
             (b"step,a\n1,x\n5,y\n6,z\n", b"step,a\n1,x\n5,y\n"),
-            (b"step,a\n1,x\n2,", b"step,a\n1,x\n"),  # a line that was not finished
+            (b"step,a\n1,x\n2,", b"step,a\n1,x\n"),  # the last line was not finished
             (b"", b""),
         ],
     )
@@ -503,7 +509,7 @@ def test_muon_takes_larger_steps(scaled):
 
 
 def causes(*, stuck: bool, now=0.1, highest=0.1, **values: float) -> list[tuple[str, str]]:
-    """Which causes a record shows, from figures that are chosen here."""
+    """Return the causes that are found in chosen figures."""
     healthy = {
         "gradient_norm": 1.0,
         "update_ratio": 5e-3,
@@ -516,8 +522,8 @@ def causes(*, stuck: bool, now=0.1, highest=0.1, **values: float) -> list[tuple[
         name: FigureValues(np.array([value, math.nan]))
         for name, value in (healthy | values).items()
     }
-    found = findings.causes(figures, HEALTHY_RANGES, Rates(now, highest), stuck)
-    return [(cause.figure, cause.side) for cause in found]
+    found_causes = findings.causes(figures, HEALTHY_RANGES, Rates(now, highest), stuck)
+    return [(cause.figure, cause.side) for cause in found_causes]
 
 
 class TestCauses:
@@ -547,7 +553,7 @@ class TestCauses:
         assert len(causes(stuck=True, **values)) == len(values)
 
     def test_small_updates_are_judged_at_the_highest_rate(self):
-        """As in a warm-up, and at the end of a cosine."""
+        """In a warm-up and at the end of a cosine, updates are small."""
         assert causes(stuck=True, update_ratio=1e-6, now=1e-4, highest=0.1) == []
         found = causes(stuck=True, update_ratio=1e-6, now=1e-2, highest=0.1)
         assert found == [("update_ratio", "below")]
@@ -598,52 +604,52 @@ class TestCauses:
 class TestMessages:
     @pytest.mark.parametrize("schedule", [False, True])
     def test_learning_rate_that_is_too_high(self, schedule):
-        """The highest rate of the run is named, in its first message; what follows is
-        an effect of it.
+        """The first message names the highest rate of the run; a later message is about an
+        effect of it.
         """
         rate = 50.0
         if schedule:
             rate = kp.schedules.step_schedule(50.0, [9], warmup_steps=4, warmup_learning_rate=2.0)
-        told: list[str] = []
+        messages: list[str] = []
         x, y = data(12)
-        health = watch(1, told.append, sample=x)
+        health = watch(1, messages.append, sample=x)
         fit(network(SGD(rate), **EAGERLY), x, y, health)
-        assert told[0].startswith("Learning rate 50 is too high: weights change by ")
-        better = float(re.fullmatch(r".*\(healthy: below 1 %\)\. Try ([\d.e-]+)\.", told[0])[1])
+        assert messages[0].startswith("Learning rate 50 is too high: weights change by ")
+        better = float(re.fullmatch(r".*\(healthy: below 1 %\)\. Try ([\d.e-]+)\.", messages[0])[1])
         ratio = 100 * np.median(health.history[0].update_ratios[[0, 2]])
         wanted = (2.0 if schedule else 50.0) / ratio  # changes weights by 1 %
         assert wanted / 2.51 <= better <= wanted
-        assert all(message.startswith("Training diverged in update ") for message in told[1:])
-        assert len(told) <= 2
+        assert all(message.startswith("Training diverged in update ") for message in messages[1:])
+        assert len(messages) <= 2
 
     def test_what_two_records_show_is_reported_with_its_place(self):
-        """And once."""
+        """It is reported only once."""
         x, y = data(4)
         row = Range("mean of an input", -10.0, 0.0, above="shifted", if_above="Shift it back")
-        told: list[str] = []
+        messages: list[str] = []
         count: list[int] = []
         record = keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: count.append(len(told))
+            on_epoch_end=lambda epoch, logs: count.append(len(messages))
         )
-        health = watch(4, told.append, sample=np.abs(x), ranges=NONE | {"activation_mean": row})
+        health = watch(4, messages.append, sample=np.abs(x), ranges=NONE | {"activation_mean": row})
         fit(network(SGD(0.0), **EAGERLY), x, y, health, record, epochs=3)
         assert count == [0, 1, 1]
-        assert re.match(r"shifted: mean of an input [\d.]+ at (first|second)/kernel", told[0])
+        assert re.match(r"shifted: mean of an input [\d.]+ at (first|second)/kernel", messages[0])
 
     def test_gap_of_the_accuracy(self):
-        """It is reported once it was large for five epochs."""
-        told: list[str] = []
-        health = watch(1, told.append, ranges={})
+        """It is reported after it was large for five epochs."""
+        messages: list[str] = []
+        health = watch(1, messages.append, ranges={})
 
         class Gaps(keras.callbacks.Callback):
             def on_epoch_end(self, epoch, logs=None):
                 validation = 0.95 if epoch == 3 else 0.5
                 health.on_epoch_end(epoch, {"accuracy": 1.0, "val_accuracy": validation})
-                assert len(told) == (epoch >= 8)
+                assert len(messages) == (epoch >= 8)
 
         fit(network(SGD(1e-6), **EAGERLY), *data(1), health, Gaps(), epochs=10)
         assert health.gaps[0] == 0.5
-        gaps = [record.gap for record in health.history[:2]]  # of the epoch before
+        gaps = [record.gap for record in health.history[:2]]  # the gap of the epoch before
         np.testing.assert_array_equal(gaps, [math.nan, 0.5])
 
     def test_gap_of_another_metric_is_relative(self):
@@ -678,7 +684,7 @@ class TestInput:
     )
     def test_a_wrong_range_is_reported_first(self, preprocessing, right):
         assert self.messages(self.PIXELS * right, *preprocessing) == []
-        assert self.messages(self.PIXELS * 0, *preprocessing) == []  # black images are no reason
+        assert self.messages(self.PIXELS * 0, *preprocessing) == []  # black images cause no message
         z = wrong = self.PIXELS / 255 / right
         [message] = self.messages(wrong, *preprocessing)
         for layer in preprocessing:
@@ -691,8 +697,8 @@ class TestInput:
 class TestDivergence:
     @pytest.mark.backend
     def test_of_one_layer(self):
-        """From the second of 8 steps on, one of two inputs is not finite, and the
-        gradient of the layer after it.
+        """From the second of 8 steps on, one of two inputs is not finite, so that the gradient
+        of the layer after it is not finite either.
         """
         inputs = [keras.Input((3,), name=name) for name in ("x", "z")]
         layers = [keras.layers.Dense(2, name=name) for name in ("a", "b")]
@@ -700,29 +706,29 @@ class TestDivergence:
         model.compile(SGD(0.01), ["mse", "mse"], jit_compile=JIT)
         x, z = np.ones((2, 8, 3), "float32")
         z[1:] = np.nan
-        told: list[str] = []
-        health = watch(4, told.append, ranges=NONE, stop_on_divergence=True)
+        messages: list[str] = []
+        health = watch(4, messages.append, ranges=NONE, stop_on_divergence=True)
         fit(model, [x, z], [np.zeros((8, 2))] * 2, health, batch_size=1, epochs=3)
         assert int(model.optimizer.iterations) == 4
         assert [record.step for record in health.history] == [2]
         assert np.isfinite(health.history[0].gradient_norms).tolist() == [True, True, False, False]
-        assert told == [health.divergence]
+        assert messages == [health.divergence]
         for words in ("rate 0.01", "in update 2", "2 of 4 weights", "b/kernel", "loss is nan"):
             assert words in health.divergence
 
-    def test_is_told_and_does_not_stop_unless_asked(self):
+    def test_is_reported_and_stops_only_if_asked(self):
         x, y = data(4)
-        told: list[str] = []
-        health = watch(1, told.append, ranges=NONE)
+        messages: list[str] = []
+        health = watch(1, messages.append, ranges=NONE)
         fit(network(SGD(0.1), **EAGERLY), x, np.full_like(y, np.nan), health)
         assert health.divergence is None
         assert [record.step for record in health.history] == [1, 2, 3, 4]
-        [text] = told
+        [text] = messages
         assert text.startswith("The data or the initial weights are wrong, with a loss of nan")
 
     @pytest.mark.backend
     def test_gradient_norm_above_a_limit(self):
-        """The third update of the seven, of two batches each, has targets far away."""
+        """There are seven updates of two batches each. The third has very large targets."""
         x, y = data(14)
         y[4 * BATCH : 6 * BATCH] = 1e4
         model = network(SGD(1e-3, gradient_accumulation_steps=2))

@@ -1,5 +1,5 @@
-"""Transformers: their units and networks against NumPy, and what attention, its mask
-and the two orders must do.
+"""Transformers: units and networks against NumPy, and properties of attention, its mask
+and the two orders.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from keras_preact.transformer import TransformerUnit
 from tests import reference
 from tests.keras_preact import harness
 
-SHAPE = (2, 5, 12)  # neither the tokens nor the features of a head (4) are equal to another size
+SHAPE = (2, 5, 12)  # all sizes differ, and no size is that of a head (4)
 HEADS = 3
 
 
@@ -63,7 +63,7 @@ def test_unit(options):
 @pytest.mark.backend
 @pytest.mark.parametrize("options", [OPTIONS[3], OPTIONS[4]], ids=harness.label)
 def test_gradients(options):
-    """Against central differences of the NumPy unit, in a random direction for x and
+    """Compare with central differences of the NumPy unit, in a random direction for x and
     for every weight.
     """
     x = harness.images(*SHAPE)
@@ -129,7 +129,7 @@ def test_network(shape, options):
 
 
 def test_swiglu_is_two_thirds_as_wide_as_an_mlp():
-    """Up to the next multiple of 8."""
+    """The width is rounded up to a multiple of 8."""
     assert kp.blocks.MLP().channels(12) == (48, 12)
     widths = [kp.blocks.SwiGLU().channels(width)[0] for width in (3, 12, 16, 64, 768)]
     assert widths == [8, 32, 48, 176, 2048]
@@ -144,7 +144,7 @@ def initial(initializer, **options):
 
 
 def test_every_weight_draws_its_own_values():
-    """Under one seeded initialiser as well, and the same ones again."""
+    """This holds for one seeded initialiser too; a second network has the same values."""
     seeded = keras.initializers.GlorotNormal(seed=3)
     first, again = (initial(seeded, mlp="swiglu") for _ in range(2))
     assert len(first) == 7
@@ -157,8 +157,8 @@ def test_every_weight_draws_its_own_values():
     harness.check_distinct(harness.kernels(model))
 
 
-#: Initialiser, then the deviation times the root of half the width, of the last weights of the
-#: branches and of the others. That of attention is the one after the heads.
+#: Initialiser, then two standard deviations, times the root of half the fan-out: of the last weight
+#: of each branch, and of the other weights. In attention, the last weight is after the heads.
 @pytest.mark.parametrize(
     ("initializer", "last", "others"),
     [
@@ -205,9 +205,7 @@ def test_files_precision_and_formats(tmp_path):
 
 @pytest.mark.parametrize("block", ["attention", "mlp", "swiglu"])
 def test_other_widths_and_orders(block):
-    """A unit that widens its tokens takes a projection, in the arrangements of images as
-    well.
-    """
+    """A unit that widens its tokens has a projection, also in the arrangements for images."""
     x = harness.images(2, 5, 6)
     for arrangement in ("original", "full_preactivation", "post_norm"):
         unit = harness.unit_on(x, 8, block=block, arrangement=arrangement, normalization="layer")

@@ -1,5 +1,5 @@
-"""What residual networks have got since the paper, unit by unit against NumPy, and what
-each leaves as it is.
+"""Options of residual units that are newer than the paper: each against NumPy, and its
+effects on the rest of the unit.
 """
 
 import keras
@@ -72,14 +72,14 @@ def test_is_what_numpy_computes(arrangement, options, strides):
     [("average", reference.average), ("blur", reference.blur), ("max", reference.max_of_pairs)],
 )
 def test_every_backend_pools_alike(name, want, sizes, strides):
-    """Each has kernels of its own, and another one for even sizes."""
+    """Each backend has its own kernels, and another one for even sizes."""
     x = harness.images(2, *sizes, 3)
     pooling = POOLINGS[name](strides=strides)
     np.testing.assert_allclose(harness.numpy(pooling(x)), want(x, strides), 1e-5, 1e-6)
 
 
 def test_blur_after_the_max_pooling_of_the_stem():
-    """The pooling looks at every pixel, and the blur has its stride."""
+    """The pooling has stride 1 instead of 2, and the blur has stride 2."""
     model = kp.models.resnet_imagenet(
         (1,), width_factor=0.125, input_shape=(16, 16, 3), classes=5, downsampling="blur"
     )
@@ -100,7 +100,7 @@ def test_squeeze_excitation_reduces_the_channels(channels, inside):
     assert shapes == [(channels, inside), (inside, channels)]
 
 
-#: Block and normalisation; each with every arrangement.
+#: Block and normalisation; each is combined with every arrangement.
 ZEROS = [("basic", "batch"), ("bottleneck", "rms"), ("single", "none"), ("dense", "batch")]
 
 
@@ -110,7 +110,7 @@ ZEROS = [("basic", "batch"), ("bottleneck", "rms"), ("single", "none"), ("dense"
     [*(name for name in kp.ARRANGEMENTS if name != "relu_before_addition"), kp.arrangements.FIXUP],
 )
 def test_zeros_at_the_end_of_the_branch(arrangement, block, normalization):
-    """The unit starts as its shortcut, and is trained away from it."""
+    """At the start the unit is its shortcut; training changes that."""
     x = np.abs(harness.images(*((3, 4) if block == "dense" else (2, 5, 6, 4))))
     filters = 1 if block == "bottleneck" else 4
     unit = kp.ResidualUnit(
@@ -162,7 +162,9 @@ def test_biases_where_no_normalisation_takes_them_away(options, places):
 @pytest.mark.backend
 @pytest.mark.parametrize(("policy", "limit"), [("float32", 0.01), ("mixed_bfloat16", 0.03)])
 def test_kernels_are_standardised_in_float32(policy, limit):
-    """Filters that lie far from 0, by as much as 16 bits cannot tell apart."""
+    """The values of a filter are far from 0, and so close that 16 bits cannot tell them
+    apart.
+    """
     layer = spatial.PaddedConv2D(4, 3, standardize=True, use_bias=False, dtype=policy)
     x = harness.images(2, 6, 6, 3)
     layer.build(x.shape)

@@ -10,8 +10,8 @@ from tests.keras_preact import harness
 
 pytestmark = pytest.mark.backend
 
-#: Block, filters, shape of the input and strides, of units that keep the shape and units that
-#: change it. Height and width differ and one of them is odd.
+#: Block, filters, shape of the input and strides; some units keep the shape, some change it.
+#: Height and width differ, and one of them is odd.
 SHAPES = {
     "basic, kept": ("basic", 4, (2, 5, 6, 4), 1),
     "basic, changed": ("basic", 4, (2, 5, 6, 3), 2),
@@ -26,7 +26,7 @@ def check(filters, shape, make=None, **options):
     """Compare the output at inference and in training, and the moving statistics after
     each.
 
-    `make`: options of the library's unit that say the same in another way.
+    `make` has options of the library's unit that mean the same as some of `options`.
     """
     x = harness.images(*shape)
     named = {key: value for key, value in options.items() if key != "factors"}
@@ -47,8 +47,8 @@ def check(filters, shape, make=None, **options):
         np.testing.assert_allclose(after[path], value, 1e-4, 1e-5, err_msg=path)
 
 
-#: Every arrangement with every shortcut, in a Latin square of shapes: it holds every pair. With the
-#: identity, every shape.
+#: Every arrangement with every shortcut. Shapes are a Latin square, so that every pair of options
+#: occurs. The identity shortcut has every shape.
 COMBINATIONS = [
     (arrangement, shortcut, shape)
     for i, arrangement in enumerate(kp.ARRANGEMENTS)
@@ -132,8 +132,8 @@ def test_activations(activation):
     ("groups", "base_width", "width"), [(2, 64, 8), (4, 32, 8), (2, 24, 2), (1, 128, 8)]
 )
 def test_groups_and_base_width(groups, base_width, width):
-    """The 3x3's width is int(filters * base_width / 64) * groups, and each group sees
-    its own channels alone.
+    """The width of the 3x3 convolution is int(filters * base_width / 64) * groups, and each
+    group sees only its own channels.
     """
     options = {"block": "bottleneck", "groups": groups, "strides": 2, "stride_on": "3x3"}
     check(4, (2, 5, 6, 5), make={"base_width": base_width}, **options)

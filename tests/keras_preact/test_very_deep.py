@@ -1,5 +1,5 @@
-"""Networks of ten thousand layers: one step back and forth, gradients of one size at
-both ends, a loss that falls.
+"""Networks of ten thousand layers: a forward and a backward pass, gradients of similar
+size at both ends, and a falling loss.
 """
 
 import keras
@@ -18,8 +18,8 @@ def digits(batch):
 
 
 def first_gradients_and_losses(model, steps, learning_rate):
-    """Return the norm of the gradient of every kernel at the start, for stacked units one
-    by one, and the losses of `steps` steps on a batch.
+    """Return the norm of the first gradient of every kernel, one norm per unit of a stack,
+    and the losses of `steps` steps on a batch.
 
     The first step of SGD without decay moves each weight by its gradient times the
     learning rate.
@@ -64,7 +64,7 @@ def test_vanilla_network(depth):
 
 
 def test_vanilla_network_is_a_chain_of_convolutions():
-    """Against `tanh(conv(x) + b)` written out, and its error for too few layers."""
+    """Compare with `tanh(conv(x) + b)` written out; check the error for too few layers."""
     model = kp.models.vanilla_cnn(6, filters=4, input_shape=(5, 6, 2), classes=3, stacked=True)
     x = y = harness.images(2, 5, 6, 2)
     singles = kp.models.unstack(model)

@@ -1,5 +1,5 @@
-"""The whitening stem: its kernel against the singular values of NumPy, and what training
-makes of it.
+"""The whitening stem: its kernel against NumPy's singular value decomposition,
+and its behaviour in training.
 """
 
 import keras
@@ -12,7 +12,7 @@ from tests.keras_preact import harness
 
 
 def smooth_images(count=40, size=9, channels=3):
-    """Images whose neighbours are alike and whose channels are not."""
+    """Images with similar neighbouring pixels and different channels."""
     random = np.random.default_rng(0)
     steps = random.normal(size=(count, size, size, channels))
     images = steps.cumsum(1).cumsum(2) @ random.normal(size=(channels, channels)) + 3
@@ -37,7 +37,7 @@ def patches(images, size):
     ("size", "data_format"), [(1, "channels_last"), (2, "channels_last"), (3, "channels_first")]
 )
 def test_components_are_those_of_the_patches(size, data_format):
-    images = smooth_images(count=300)  # more than are in memory at a time
+    images = smooth_images(count=300)  # more than `adapt` has in memory at a time
     layer = Whitening2D(size, data_format=data_format)
     given = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
     layer.adapt(given)
@@ -87,7 +87,9 @@ def test_network_adapts_to_raw_images(tmp_path):
     before = harness.weights(model)
     model.fit(images, np.arange(40) % 10, verbose=0)
     assert before.keys() - harness.changed(model, before) == {"stem_conv/kernel"}
-    assert not any("stem_norm" in path for path in before)  # it is normalised already
+    assert not any(
+        "stem_norm" in path for path in before
+    )  # the stem's output is normalised already
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert not loaded.get_layer("stem_conv").trainable
