@@ -64,7 +64,7 @@ def test_units(options, changed):
     check(make, x)
 
 
-def test_bias_is_added_to_the_channels_of_a_map_as_wide_as_they_are_many():
+def test_bias_is_added_to_the_channels_if_the_width_is_their_number():
     """If the last axis is as long as the number of channels, Keras 3.15 on TensorFlow
     takes it for the channels.
     """

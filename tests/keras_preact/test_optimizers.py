@@ -175,7 +175,7 @@ def test_averages_of_all_dtypes(dtype):
     np.testing.assert_allclose(harness.numpy(average), [1.024], rtol=rounding)
 
 
-def test_variables_that_are_no_weights_have_no_average():
+def test_variables_that_are_not_weights_have_no_average():
     """The scales of float8 training are overwritten by their gradients. Keras has None in
     place of their averages.
     """

@@ -103,7 +103,7 @@ def test_an_image_of_this_size_stays():
 
 @pytest.mark.parametrize("shape", [(60, 80), (81, 60), (8, 9), (480, 640), (225, 224), (300, 9000)])
 @pytest.mark.parametrize("size", [224, 33])
-def test_the_usual_test_of_imagenet_to_the_last_bit(shape, size):
+def test_the_usual_preprocessing_for_imagenet_to_the_last_bit(shape, size):
     """Written out: the shorter side to 256 / 224 of the size, and the centre."""
     tf = pytest.importorskip("tensorflow")
     image = tf.cast(noise(*shape), tf.float32)

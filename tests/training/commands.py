@@ -1,5 +1,5 @@
-"""The command lines of training/, called in this process or started as real ones, and a
-run that takes seconds.
+"""Commands of training/, called in this process or started as processes, and options of
+runs that take seconds.
 """
 
 import os
@@ -21,7 +21,7 @@ def words(*texts: str) -> list[str]:
     return [word for text in texts for word in text.split()]
 
 
-#: Options for a network of 4,934 parameters and 5 iterations, of which an epoch has 22.
+#: Options for a network of 4,934 parameters and 5 iterations. An epoch has 22 iterations.
 TINY = words(
     "--model.name digits_resnet8_preact --model.width-factor 0.25 --data.holdout 0",
     "--schedule.unit iterations --schedule.length 5 --schedule.warmup 0",
@@ -107,8 +107,8 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def start(*arguments: object, cwd: Path) -> subprocess.Popen:
-    """Start `python ARGUMENTS` with this process's backend, as a user would:
-    TensorFlow's log level is not set.
+    """Start `python ARGUMENTS` with this process's backend, and without TensorFlow's log
+    level, as a user does.
     """
     environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
     environment |= {
@@ -123,8 +123,8 @@ def start(*arguments: object, cwd: Path) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
-    """Return the exit status of a started process, its stdout and its stderr, if that is
-    a pipe. Kill it if it hangs.
+    """Return the exit status of a started process, its stdout, and its stderr if it is a
+    pipe. Kill the process if it hangs.
     """
     try:
         out, err = process.communicate(timeout=timeout)

@@ -1,4 +1,4 @@
-"""What several files use."""
+"""Fixtures of several files."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from training import train
 
 @pytest.fixture(scope="session")
 def run(once_per_run):
-    """A run of 30 iterations: an epoch of 22, and one cut short after 8. Tests must not
+    """A run of 30 iterations: an epoch of 22 and one that stops after 8. Tests must not
     change it.
     """
     return once_per_run("trained", lambda folder: run_train(folder / "run", *RUN)) / "run"
@@ -16,15 +16,17 @@ def run(once_per_run):
 
 @pytest.fixture(scope="session")
 def everything(once_per_run):
-    """A run of 24 steps with all that a checkpoint has to hold: two epochs of 10 and one of 4.
-    All its checkpoints are kept.
+    """A run of 24 steps with every kind of state that a checkpoint can hold: two epochs of
+    10 steps and one of 4. All its checkpoints are kept.
     """
     return once_per_run("everything", lambda folder: run_train(folder / "run", *EVERYTHING)) / "run"
 
 
 @pytest.fixture
 def received(monkeypatch):
-    """Return a function from a command line of `train` to the configuration it makes."""
+    """Return a function that takes a command line of `train` and returns its
+    configuration.
+    """
     found = []
     monkeypatch.setattr(train, "train", lambda config, recipe: found.append(config))
 

@@ -1,5 +1,5 @@
-"""Small data sets, for tests: in memory, and in the real formats, TensorFlow Datasets
-records and folders of image files.
+"""Small data sets for tests: in memory, as records of TensorFlow Datasets, and as folders
+of image files.
 """
 
 import types
@@ -25,7 +25,7 @@ def in_memory(images: np.ndarray, labels=None, classes: int = 2) -> ImageData:
 
 
 def numbered(count: int, size: int = 4) -> ImageData:
-    """Return images whose pixels are all the image's number, as is the label."""
+    """Return images. Every pixel of an image, and its label, is the image's number."""
     return in_memory(
         np.tile(np.arange(count, dtype="uint8")[:, None, None, None], (1, size, size, 3))
     )
@@ -50,8 +50,8 @@ def assert_same(ours, theirs) -> None:
 def write_tfds(
     name: str, folder, images: dict[str, np.ndarray], labels: dict[str, np.ndarray], shards: int = 1
 ) -> None:
-    """Prepare a data set that TensorFlow Datasets takes for the stock one of that name,
-    but with these images.
+    """Prepare a data set with these images that TensorFlow Datasets loads by the name of
+    one of its own data sets.
     """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.image_classification import cifar, mnist
@@ -72,7 +72,7 @@ def write_tfds(
         "_split_generators": split_generators,
         "_generate_examples": generate_examples,
     }
-    # the data set's name follows from the class's name
+    # TensorFlow Datasets derives the data set's name from the class's name
     builder = types.new_class(
         stock.__name__, (stock,), {"skip_registration": True}, lambda space: space.update(body)
     )
@@ -83,8 +83,8 @@ def write_tfds(
 
 
 def write_folder(folder, classes=("cat", "dog"), images=6, size=(40, 30), seed=0) -> None:
-    """Write folder/{train,test}/CLASS/NUMBER.png, random pictures in which each class
-    has a colour of its own.
+    """Write folder/{train,test}/CLASS/NUMBER.png: random pictures, with a different colour
+    for each class.
     """
     rng = np.random.default_rng(seed)
     for split in ("train", "test"):

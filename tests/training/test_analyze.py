@@ -1,5 +1,5 @@
-"""`keras-preact analyze`: its page, pictures and numbers, on a run and on another package's
-model; and its mistakes.
+"""`keras-preact analyze`: its page, pictures and numbers; runs, files and models that it
+opens; its errors.
 """
 
 import json

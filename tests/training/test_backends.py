@@ -1,4 +1,4 @@
-"""What is decided by backend: who gets the accelerator, whether a step is compiled."""
+"""Decisions by backend: which backend gets the accelerator, and whether a step is compiled."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""`keras-preact benchmark`: its arithmetic by hand, its order and limits, and one command on a
+"""`keras-preact benchmark`: its figures by hand, its order and limits, and one command on a
 tiny network. No test asserts a time.
 """
 
@@ -27,8 +27,8 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 def test_ratios_by_hand():
-    """In every round b takes twice as long as a, though the machine gets slower; c fails
-    in the second.
+    """b takes 2, 2 and 2.5 times as long as a, whatever the speed of the machine in a round.
+    c fails in the second round.
     """
     figures = (
         {"a": {"s": 1.0}, "b": {"s": 2.0}, "c": {"s": 3.0}},
@@ -69,14 +69,14 @@ def test_candidates_take_turns(monkeypatch):
         (1, c): "failed: KeyError: 'x'",
         (2, b): "ended by SIGKILL, perhaps for want of memory",
     }
-    # a mistake of the user ends the run
+    # a user error stops the run
     monkeypatch.setattr(rounds, "_child", lambda *_: (2, "", "a note\nerror: no such remat\n"))
     with pytest.raises(cli.UserError, match=r"^jax/a: no such remat$"):
         rounds.run(Step(), found[:1])
 
 
-def test_a_child_over_its_limit_is_killed_and_what_it_started(monkeypatch):
-    """run() would wait for that to close the pipe."""
+def test_a_process_over_its_limit_is_killed_with_its_children(monkeypatch):
+    """subprocess.run() would wait until the grandchild closes the pipe."""
     begun = []
     popen = subprocess.Popen
     hang = "import time; time.sleep(600)"
@@ -93,7 +93,7 @@ def test_a_child_over_its_limit_is_killed_and_what_it_started(monkeypatch):
 
 
 def test_a_tiny_run(monkeypatch):
-    """In this process; a user's are children."""
+    """The test measures in this process; the command starts child processes."""
 
     def measured(question, candidate):
         return 0, json.dumps(child.measure(question, candidate)) + "\n", ""

@@ -1,4 +1,4 @@
-"""What happens after the steps of a fit: they are counted, stopped, recorded, skipped."""
+"""Callbacks of a fit: its steps are counted, stopped, recorded and skipped."""
 
 import sys
 
@@ -25,9 +25,7 @@ class Trained:
 
 
 def steps(callbacks, epochs, per_epoch, losses=None):
-    """Call callbacks as a fit does, until they stop it; yield the batches of each
-    epoch.
-    """
+    """Call callbacks as a fit does, until they stop it. Yield epoch and batch of each step."""
     for epoch in range(epochs):
         for callback in callbacks:
             callback.on_epoch_begin(epoch)
@@ -50,11 +48,11 @@ def test_stop_on_nan_names_the_step(loss):
 
 
 class TestFirstLosses:
-    #: Of each step; Keras reports the mean of the epoch so far.
+    #: Loss of each step. Keras reports the mean of the epoch so far.
     LOSSES = np.random.default_rng(0).uniform(1, 3, 30)
 
     def fit(self, path, per_epoch, begin, end):
-        """Call the callback as a fit from a step to another one does."""
+        """Call the callback as a fit from step `begin` to step `end` does."""
         count = Count(per_epoch, begin)
         callback = FirstLosses(path, count)
         callback.set_model(Trained())
@@ -69,8 +67,8 @@ class TestFirstLosses:
     @pytest.mark.parametrize("stops", [[30], [4, 6, 30], [1, 25, 30]])
     @pytest.mark.parametrize("per_epoch", [3, 7, 30])
     def test_losses_of_single_steps(self, tmp_path, per_epoch, stops):
-        """However often the run is resumed, in the middle of an epoch too, and if it
-        has written more than its last checkpoint knows.
+        """The losses are right if the run is resumed often, also within an epoch, and if it has
+        written losses of steps after its last checkpoint.
         """
         path = tmp_path / "first_losses.csv"
         begin = 0
@@ -97,7 +95,9 @@ class Recorder(keras.callbacks.Callback):
 @pytest.mark.backend
 @pytest.mark.parametrize(("done", "together"), [(0, 1), (3, 1), (4, 2)])
 def test_steps_that_were_done_are_passed_over(done, together):
-    """They take a batch each and nothing else, in the first epoch alone."""
+    """A skipped step reads a batch and does nothing else. Only the first epoch has such
+    steps.
+    """
     import tensorflow as tf
 
     if together > 1 and keras.backend.backend() == "torch":
@@ -121,7 +121,7 @@ def test_steps_that_were_done_are_passed_over(done, together):
     batches = [(epoch, batch) for epoch in (3, 4) for batch in range(0, 6, together)]
     assert recorder.begun == [each for each in batches if each >= (3, done)]
     assert len(restored) == (done > 0)
-    # a step of gradient descent on (w - target)^2 at rate 0.5 goes to the target: the last
+    # a step of gradient descent on (w - target)^2 at rate 0.5 moves w to the target, which is the
     # batch's number
     assert float(model.get_weights()[0][0, 0]) == 11
     assert model.optimizer.iterations == 12 - done
@@ -143,7 +143,7 @@ def test_torch_random_numbers_follow_from_the_step():
 
 @pytest.fixture
 def working_directory(tmp_path, monkeypatch):
-    """A working directory with my_callbacks.py, whose function keeps what it gets."""
+    """A working directory with my_callbacks.py; its function keeps its arguments."""
     (tmp_path / "my_callbacks.py").write_text(
         "import keras\n"
         "SEEN = []\n"
@@ -178,7 +178,7 @@ def test_callbacks_of_the_user(working_directory):
         ("my_callbacks:nothing", "must return a Keras callback. Received: None"),
     ],
 )
-def test_callbacks_that_are_none(working_directory, capsys, name, words):
+def test_names_that_are_not_callbacks(working_directory, capsys, name, words):
     option = f"--callbacks {name}"
     assert words in error_of(capsys, run_train, working_directory / "run", option)
 
@@ -210,7 +210,7 @@ def test_profile(tmp_path, capsys):
 
 @pytest.mark.backend
 def test_a_rate_that_a_callback_changes(tmp_path, monkeypatch):
-    """history.csv has the rates that epochs ended with."""
+    """history.csv has the rate at the end of each epoch."""
 
     def halve(folder):
         return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)

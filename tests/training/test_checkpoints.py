@@ -1,5 +1,5 @@
-"""Checkpoints: whole or passed over, exact to the bit, and when they are saved. That runs
-resume from them is in test_resume.py.
+"""Checkpoints: damaged ones are skipped, restored ones are exact to the bit, and when they are
+saved. test_resume.py tests that runs resume from them.
 """
 
 import concurrent.futures
@@ -39,7 +39,7 @@ def compiled(model: keras.Model, optimizer=None) -> keras.Model:
 
 def small(seed=0, optimizer=None, trained=True) -> keras.Model:
     """A network of three layers with everything that a checkpoint holds: statistics,
-    seeds, momentum; trained, metrics.
+    seeds, momentum and, if it is trained, metrics.
     """
     keras.utils.set_random_seed(seed)
     layers = [
@@ -55,7 +55,7 @@ def small(seed=0, optimizer=None, trained=True) -> keras.Model:
         model.optimizer.build(model.trainable_variables)
         return model
     x = np.random.default_rng(seed).normal(size=(8, 4)).astype("float32")
-    for i in (0, 4):  # `fit` ends with the averages in place of the weights
+    for i in (0, 4):  # at its end, `fit` replaces the weights by their averages
         model.train_on_batch(x[i : i + 4], x[i : i + 4, :2])
     return model
 
@@ -132,7 +132,7 @@ class TestWhatDoesNotFit:
         return Checkpoints(tmp_path).newest(no_warning)
 
     def refused(self, saved, other, message):
-        """Nothing is assigned."""
+        """Check that an error is raised and nothing is assigned."""
         before = values(other)
         with pytest.raises(ValueError, match=message) as error:
             saved.restore(other)
@@ -160,7 +160,7 @@ class TestWhatDoesNotFit:
         other = small(1, optimizer=keras.optimizers.SGD(0.1, **options), trained=False)
         self.refused(saved, other, "does not fit the optimizer")
 
-    def test_numbers_that_keras_gives_do_not_count_but_their_order_does(self, tmp_path):
+    def test_numbers_in_keras_names_do_not_count_but_their_order_does(self, tmp_path):
         def model(*names):
             layers = [keras.layers.Dense(2, name=name) for name in names]
             made = keras.Sequential([keras.Input((2,)), *layers])
@@ -177,7 +177,7 @@ class TestWhatDoesNotFit:
 
 
 class TestDamage:
-    """What is not as it was written is passed over."""
+    """Checkpoints that differ from what was written are skipped."""
 
     @pytest.fixture
     def folder(self, model, tmp_path):
@@ -210,7 +210,7 @@ class TestDamage:
         newest.write_bytes(content)
         assert self.newest(folder) == (2, [])
 
-    def test_what_is_no_checkpoint(self, folder):
+    def test_files_that_are_not_checkpoints(self, folder):
         (folder / "state-000000009-0123456789abcdef.npz").mkdir()
         evil = folder / "evil.npz"
         np.savez(evil, description=np.array([{"an": "object"}], dtype=object))
@@ -224,7 +224,7 @@ class TestDamage:
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    """Else the last checkpoint would be one of a run that has diverged."""
+    """Otherwise the last checkpoint would be that of a diverged run."""
     model = small()
     Checkpoints(tmp_path, keep=1).save(model, {"step": 3})
     model.get_layer("first").kernel.assign(np.full((4, 3), np.nan))
@@ -243,14 +243,14 @@ class TestKeep:
         for step in range(5, 30, 5):
             checkpoints.save(model, {"step": step})
             assert self.steps(tmp_path) == list(range(5, step + 1, 5))[-keep:]
-        # another of one step takes its place
+        # a second checkpoint of a step replaces the first
         checkpoints.save(model, {"step": step, "more": 1})
         assert self.steps(tmp_path) == list(range(5, step + 1, 5))[-keep:]
         assert checkpoints.newest(no_warning).progress == {"step": step, "more": 1}
 
-    def test_what_was_passed_over_does_not_count(self, model, tmp_path):
-        """With room for two, a damaged one of a later step takes no place, and goes
-        with the next save.
+    def test_damaged_checkpoints_do_not_count(self, model, tmp_path):
+        """Two checkpoints are kept. Damaged ones, also of later steps, are not counted, and
+        the next save removes them.
         """
         for step in (1, 2, 3, 9):
             path = Checkpoints(tmp_path, 9).save(model, {"step": step})
@@ -272,7 +272,7 @@ class TestKeep:
         assert checkpoints.save(model, {"step": 1}) == path
         assert path.read_bytes() == content
 
-    def test_of_several_processes_one_writes_and_cleans(self, model, tmp_path):
+    def test_only_one_of_several_processes_writes_and_cleans(self, model, tmp_path):
         for name in (".state-000000001.npz", ".best-abc.keras", "best.keras", ".hidden"):
             (tmp_path / name).touch()
         other = Checkpoints(tmp_path, write=False)
@@ -300,7 +300,7 @@ def test_a_full_disk_loses_nothing_and_leaves_nothing(model, tmp_path, monkeypat
 
 
 class Recorded:
-    """Stands for `Checkpoints`."""
+    """Replaces `Checkpoints`; records the steps of its saves."""
 
     write = True
 
@@ -316,8 +316,8 @@ class Recorded:
 
 class TestSaver:
     def run(self, minutes, every, epochs=(4, 4), seconds=0.0, execution=1):
-        """Pretend a fit; return after which steps was saved, with half a step more
-        if it was after an epoch.
+        """Imitate a fit. Return the steps after which was saved, plus 0.5 if it was after an
+        epoch.
         """
         now, done, recorded = 0.0, 0, Recorded()
         saver = Saver(recorded, minutes, every, lambda: {"step": done}, lambda: now)
@@ -357,13 +357,17 @@ class TestBest:
     @pytest.mark.parametrize(
         ("higher_is_better", "scores", "best"),
         [
-            (True, [0.5, 0.7, 0.6, 0.7, 0.8, 0.1], [1, 2, 2, 2, 5, 5]),  # the first of equals stays
+            (
+                True,
+                [0.5, 0.7, 0.6, 0.7, 0.8, 0.1],
+                [1, 2, 2, 2, 5, 5],
+            ),  # of equal scores, the first is kept
             (False, [0.5, 0.7, 0.4, 0.4, 0.45, 0.1], [1, 1, 3, 3, 3, 6]),
             (False, [float("nan"), 2.0, float("nan")], [None, 2, 2]),
         ],
     )
     def test_is_replaced_only_by_a_better_one(self, tmp_path, higher_is_better, scores, best):
-        """Also if every epoch is trained by another process."""
+        """This holds also if every epoch is trained by another process."""
 
         def save(path):
             saved.append((path.relative_to(tmp_path).as_posix(), epoch + 1))
@@ -391,12 +395,14 @@ class TestStop:
     ENDS = ((signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, os.EX_TEMPFAIL))
 
     @pytest.mark.parametrize(("number", "error", "status"), ENDS)
-    def test_is_not_lost_where_errors_are_and_comes_behind_the_step(self, number, error, status):
+    def test_a_signal_in_a_finalizer_is_not_lost_and_comes_after_the_step(
+        self, number, error, status
+    ):
         saves = []
         with Stop(save=lambda: saves.append(1)) as stop:
             stop.on_train_batch_begin(0)
             stop.on_epoch_end(0)
-            # an error in there would go nowhere
+            # an error in a finalizer would be lost
             weakref.finalize(type("Gone", (), {})(), signal.raise_signal, number)
             stop.on_train_batch_end(0)  # the epoch may be over
             stop.on_test_batch_end(0)
@@ -416,9 +422,9 @@ class TestStop:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
-    def test_says_that_a_validation_is_waited_for(self):
-        told = []
-        with Stop(report=told.append) as stop:
+    def test_reports_that_it_waits_for_a_validation(self):
+        messages = []
+        with Stop(report=messages.append) as stop:
             stop.on_test_batch_end(0)
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)  # a machine that asks again
@@ -426,20 +432,20 @@ class TestStop:
             stop.on_test_batch_end(2)
             with pytest.raises(SystemExit):
                 stop.on_train_batch_begin(1)
-        assert sum("stopping after this validation" in message for message in told) == 1
-        assert sum("Stopping after this step" in message for message in told) == 1
+        assert sum("stopping after this validation" in message for message in messages) == 1
+        assert sum("Stopping after this step" in message for message in messages) == 1
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_is_confirmed_while_native_code_runs(self, number):
-        """The main thread waits in C for a lock that the report opens: Python's handlers
-        cannot run meanwhile.
+        """The main thread waits in C for a lock, so that Python's handlers cannot run. The
+        report opens the lock.
         """
         libc = ctypes.CDLL(None)
         lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t of zeros is an open one
-        told = []
+        messages = []
 
         def report(message):
-            told.append(message)
+            messages.append(message)
             libc.pthread_mutex_unlock(lock)
 
         late = threading.Timer(60, report, ["too late"])
@@ -450,15 +456,15 @@ class TestStop:
             threading.Timer(0.01, os.kill, [os.getpid(), number]).start()
             libc.pthread_mutex_lock(lock)
             late.cancel()
-            assert "Stopping after this step" in told[0]
-            assert ("Press again" in told[0]) == (number == signal.SIGINT)
+            assert "Stopping after this step" in messages[0]
+            assert ("Press again" in messages[0]) == (number == signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)
             assert stop.requested == signal.SIGTERM
-        assert len(told) == 1
+        assert len(messages) == 1
         assert signal.set_wakeup_fd(-1) == -1
 
-    def test_of_several_processes_each_ends_after_the_same_step(self):
-        """The signal comes to the second process, during its step 4."""
+    def test_several_processes_stop_after_the_same_step(self):
+        """Only the second process receives the signal, during its step 4."""
         ended, saves = [], []
 
         def highest(value):
@@ -484,7 +490,7 @@ class TestStop:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
     def test_in_another_thread(self):
-        """Handlers cannot be set there."""
+        """In another thread, handlers cannot be set."""
 
         def enter():
             with Stop() as stop:

@@ -1,5 +1,5 @@
-"""Options and wrong input of the command lines: status 2, one line that says what would work,
-and nothing written.
+"""Options of the commands. Wrong input ends with status 2 and one line that says what would
+work; nothing is written.
 """
 
 import dataclasses
@@ -59,11 +59,11 @@ def test_verbose_shows_the_trace_above_the_message(capsys):
         errors[verbose] = capsys.readouterr().err
     keras.config.enable_traceback_filtering()
     assert errors[True].startswith("Traceback (most recent call last):\n")
-    assert "keras/src" in errors[True]  # which Keras leaves out by default
+    assert "keras/src" in errors[True]  # Keras leaves these lines out by default
     assert errors[True].endswith(f"\n{errors[False]}")
 
 
-#: Options after `digits`, and each thing that the message must say.
+#: Options after `digits`, and words that the message must contain.
 WRONG = {
     "--model.name digits_resnet9_preact": ["Did you mean 'digits_resnet8_preact'"],
     "--model.gate-bias -6": ["exclusive_gating", "shortcut='identity'"],
@@ -106,13 +106,13 @@ def test_short_names(received):
     optimizer = dataclasses.replace(default.optimizer, learning_rate=0.3)
     expected = dataclasses.replace(default, batch_size=16, optimizer=optimizer)
     assert received(*words("digits --lr 0.3 --batch=16")) == expected
-    # epochs stretch the schedule; its own options win
+    # --epochs scales the schedule; options of the schedule override it
     schedule = Schedule("steps", drops=(8, 12), warmup=0.1, length=16, unit="epochs")
     expected = dataclasses.replace(RECIPES["cifar10"](), schedule=schedule)
     assert received(*words("cifar10 --epochs 16")) == expected
     schedule = received(*words("digits --schedule.warmup 1 --epochs=6")).schedule
     assert schedule == Schedule("cosine", length=6, warmup=1)
-    # none is the plain network, None the model's own shortcut; an option may have no value
+    # none is the plain network, None the model's default shortcut; an option may have no value
     for value, expected in (("none", "none"), ("None", None)):
         assert received("digits", "--model.shortcut", value).model.shortcut == expected
     assert received("cifar10", "--schedule.drops").schedule.drops == ()

@@ -1,4 +1,4 @@
-"""`keras-preact compare`: a table of several runs that were written by hand."""
+"""`keras-preact compare`: a table of several runs whose files are written by the tests."""
 
 import csv
 import dataclasses
@@ -54,7 +54,7 @@ def changed(part: str | None = None, **changes) -> Config:
 
 
 def table(capsys, *arguments: str) -> list[dict[str, str]]:
-    """Return the table that is printed, each row a mapping from heading to cell."""
+    """Return the printed table; each row maps a heading to a cell."""
     cli.main("compare", compare, arguments)
     head, *lines = capsys.readouterr().out.split("\nWrote ")[0].strip().splitlines()
     starts = [

@@ -15,7 +15,7 @@ from training import cli, console, quiet, recipes
 from training.benchmark import __main__ as benchmark
 from training.reproduce import __main__ as reproduce
 
-#: Commands that take the name of something first to those names.
+#: Commands with a name as their first argument, to the possible names.
 SECOND = {
     "train": recipes.RECIPES,
     "reproduce": reproduce.COMMANDS,
@@ -130,8 +130,8 @@ def test_other_missing_modules_are_errors_of_the_program(name):
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
-def test_tensorflow_has_its_fast_kernels_unless_told_otherwise(monkeypatch, before, after):
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "")  # so that it is set back at the end
+def test_tensorflow_has_its_fast_kernels_unless_switched_off(monkeypatch, before, after):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "")  # so that it is reset at the end
     if before is None:
         monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
     else:

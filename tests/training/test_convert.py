@@ -1,5 +1,5 @@
-"""`keras-preact convert`: files of other libraries become networks here and the other
-way round, or one clear error.
+"""`keras-preact convert`: it converts files of other libraries to networks and back, or
+ends with one clear error.
 """
 
 import re
@@ -89,7 +89,7 @@ class TestConverting:
         for got, want in zip(model.get_weights(), cifar.get_weights(), strict=True):
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want.astype("float16").astype("float32"))
-        # and what it cannot hold
+        # values beyond float16 and formats without half precision are errors
         model.get_layer("head_classifier").kernel.assign(np.full((16, 10), 1e5))
         model.save(tmp_path / "large.keras")
         for name, words in (("new.weights.h5", "beyond float16"), ("a.keras", "--half is for")):

@@ -1,4 +1,4 @@
-"""Histories of runs are read and drawn, or the mistake is named."""
+"""Histories of runs are read and drawn, or an error names the problem."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from training.cli import UserError
 
 
 def test_cells_that_are_missing(tmp_path):
-    """What Keras' CSVLogger wrote without validation, and epochs that were not validated."""
+    """Files of Keras' CSVLogger without validation, and epochs that were not validated."""
     file = tmp_path / "history.csv"
     lines = ("0,0.5,2.0,NA,NA", "1,0.75,1.0,,", "2,0.8,nan,0.7,1.5", "3,0.8,inf,0.6,1")
     file.write_text("\n".join(["epoch,accuracy,loss,val_accuracy,val_loss", *lines, ""]))
@@ -32,7 +32,7 @@ def test_no_epoch(tmp_path):
     [b"\xff\xfe\x00", b"loss,accuracy\n1,2,3\n", b"PK\x03\x04\n\x00\x01\n", b"epoch\n0\n"],
     ids=["no text", "more cells than columns", "other format", "no loss"],
 )
-def test_file_that_is_no_history(content, tmp_path):
+def test_file_that_is_not_a_history(content, tmp_path):
     file = tmp_path / "history.csv"
     assert histories.read(file) == {}  # no file
     file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The data sets and the way of an image to the network, on real files."""
+"""The data sets, and how an image gets to the network, with real files."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ def arrays(split: Reader):
 
 
 def assert_parts(data, train: Reader) -> None:
-    """Check that the training and held-out images together are those of `train`."""
+    """Check that the training and the held-out images together are the images of `train`."""
     parts = np.concatenate([arrays(data.train)[0], arrays(data.holdout)[0]])
     np.testing.assert_array_equal(np.sort(parts, axis=0), np.sort(arrays(train)[0], axis=0))
 
@@ -74,7 +74,7 @@ class TestTensorFlowDatasets:
         assert_parts(held, data.train)
 
     def test_neither_prepared_nor_downloadable(self, tmp_path, monkeypatch):
-        """It asks once: TensorFlow Datasets itself would retry for minutes."""
+        """It tries the network once; TensorFlow Datasets would retry for minutes."""
         asked = []
 
         def no_network(request, **_):
@@ -157,7 +157,7 @@ class TestArrays:
             ({"y_train": LABELS[:8] - 1}, "Received: -1 to 0"),
         ],
     )
-    def test_arrays_that_are_no_images(self, tmp_path, changes, words):
+    def test_arrays_that_are_not_images(self, tmp_path, changes, words):
         with pytest.raises(UserError, match=words):
             load(Data("npz", dir=self.write(tmp_path, **changes)))
 
@@ -170,7 +170,7 @@ class TestArrays:
 
 
 class TestFunction:
-    """What a function of the user returns, from a file in the working directory."""
+    """Data that a user's function returns; it is in a file in the working directory."""
 
     @pytest.fixture(autouse=True)
     def module(self, tmp_path, monkeypatch):
@@ -230,7 +230,7 @@ class TestFunction:
 
 
 class TestHuggingFace:
-    """Local folders of Parquet files; one on the Hub is loaded by the same function."""
+    """Local folders of Parquet files. The same function loads a data set from the Hub."""
 
     @pytest.fixture(autouse=True)
     def offline(self, monkeypatch):
@@ -239,8 +239,8 @@ class TestHuggingFace:
         monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
 
     def write(self, folder, images, labels, test="test", **columns):
-        """Write images, and classes in the columns `coarse` and `fine`, as training and as
-        test images.
+        """Write images, and classes in the columns `coarse` and `fine`, as the training and as
+        the test split.
         """
         import datasets
 
@@ -309,15 +309,15 @@ class TestFolder:
         for image, label in data.test.open().as_numpy_iterator():
             assert image.shape == (30, 40, 3)
             assert image.mean(axis=(0, 1)).argmax() == label  # the colour of its class
-        with (  # an error of the network stays what it is
+        with (  # an error of the network is not changed
             pytest.raises(tf.errors.InvalidArgumentError, match="not of an image"),
             data.naming_broken_images(),
         ):
             tf.debugging.Assert(False, ["not of an image"])
 
     def test_holdout_has_the_same_share_of_every_class(self, tmp_path):
-        """Drawn without regard to the class, one of a few images often leaves none. It is
-        always the same, and leaves the training images.
+        """A draw without regard to the class often has no image of a small class. The held-out
+        images are always the same, and are not training images.
         """
         for name, count in {"cat": 30, "dog": 10, "emu": 2}.items():
             pictures.write_folder(tmp_path / name, classes=(name,), images=count, size=(2, 2))
@@ -358,8 +358,8 @@ class TestFolder:
             load(Data("folder", dir=tmp_path))
 
     def test_images_that_the_header_does_not_show_as_broken(self, tmp_path):
-        """One in the training split is found by its statistics, one in the test split by
-        the evaluation. `skip_broken` leaves out both.
+        """The statistics find a broken image in the training split, the evaluation finds one
+        in the test split. `skip_broken` leaves out both.
         """
         pictures.write_folder(tmp_path)
         bad = [tmp_path / split / "dog" / "cut.jpg" for split in ("train", "test")]
@@ -425,7 +425,7 @@ class TestFolder:
 
 
 class TestStatistics:
-    def test_of_more_images_than_are_counted_at_a_time(self):
+    def test_more_images_than_are_counted_at_a_time(self):
         images = np.random.default_rng(0).integers(0, 256, (9000, 2, 2, 3), "uint8")
         images[4096:, ..., 0] //= 4
         images[..., 1] = 7  # a channel that never changes
@@ -434,7 +434,7 @@ class TestStatistics:
             theirs = of(images, axis=(0, 1, 2), dtype="float64")
             np.testing.assert_allclose(ours, np.where(theirs, theirs, 1), atol=1e-4)
 
-    def test_of_a_folder_every_image_counts_the_same(self, tmp_path):
+    def test_every_image_of_a_folder_counts_the_same(self, tmp_path):
         large, small = np.full((40, 30, 3), 50, "uint8"), np.full((5, 6, 3), 100, "uint8")
         small[:, :3, 2] = 200
         found = load(Data("folder", dir=write(tmp_path, large, small))).preprocessing
@@ -463,7 +463,7 @@ class TestEvaluationBatches:
 
     @pytest.mark.parametrize("shape", [(60, 80), (90, 37)])
     def test_resizes_the_shorter_side_and_cuts_out_the_centre(self, tmp_path, shape):
-        """As Pillow does it: 256 / 224 of 28 is 32, and the middle 28 x 28 is kept."""
+        """Compare with Pillow: 256 / 224 of 28 is 32, and the middle 28 x 28 pixels are kept."""
         pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), "uint8")
         data = load(Data("folder", dir=write(tmp_path, pixels, pixels)))
         height, width = (round(side * 32 / min(shape)) for side in shape)
@@ -477,7 +477,7 @@ class TestEvaluationBatches:
 
 
 def write(folder, *images):
-    """Write a folder with a class for each of these images; return it."""
+    """Write a folder with one class per image; return it."""
     for split in ("train", "test"):
         for name, pixels in zip("ab", images, strict=True):
             (folder / split / name).mkdir(parents=True)

@@ -6,8 +6,8 @@ import pytest
 from tests.training import images as pictures
 from training.data import training_stream
 
-#: The references of the three paddings: an image (height, width, channels), the mean colour and
-#: the border to the padded image.
+#: Reference of each padding: a function that takes an image (height, width, channels), the mean
+#: colour and the border, and returns the padded image.
 PADDED = {
     "mean": lambda image, mean, n: np.stack(
         [np.pad(image[..., c], n, constant_values=round(mean[c])) for c in range(image.shape[-1])],
@@ -19,8 +19,8 @@ PADDED = {
 
 
 def results(padded: np.ndarray, border: int = 4) -> dict[bytes, int]:
-    """Return the crops of a padded image, 162 with a border of 4, as bytes, and their
-    numbers.
+    """Number the crops of a padded image: bytes of a crop to its number. With a border of
+    4 there are 162.
     """
     size, places = len(padded) - 2 * border, range(2 * border + 1)
     crops = [padded[i : i + size, j : j + size] for i in places for j in places]
@@ -35,7 +35,7 @@ def results(padded: np.ndarray, border: int = 4) -> dict[bytes, int]:
 @pytest.mark.parametrize("padding", PADDED)
 def test_every_image_is_one_of_its_results(padding, channels, border):
     images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, channels), "uint8")
-    images[..., 0] //= 2  # another mean in every channel
+    images[..., 0] //= 2  # the channels have different means
     data = pictures.in_memory(images.copy())
     mean = images.mean(axis=(0, 1, 2), dtype="float64")
     candidates = [results(PADDED[padding](image, mean, border), border) for image in images]
@@ -47,7 +47,7 @@ def test_every_image_is_one_of_its_results(padding, channels, border):
             assert image.tobytes() in candidates[label]
             drawn.add(candidates[label][image.tobytes()])
     assert len(drawn) == 18 if border == 1 else len(drawn) > 2 * (2 * border - 1) ** 2 / 2
-    np.testing.assert_array_equal(data.held.images, images)  # they stay as they are
+    np.testing.assert_array_equal(data.held.images, images)  # they are not changed
 
 
 def test_all_results_are_equally_likely_and_independent():
@@ -81,18 +81,18 @@ def test_half_of_the_images_are_flipped_or_none(augmentation):
     for flip, least, most in (("random", 70, 130), ("none", 0, 0)):  # of 200
         stream = training_stream(data, 50, augmentation, None, 1, "reflect", flip=flip)
         crops = np.concatenate([pixels for pixels, _ in pictures.batches(stream, 4)])
-        # columns within the padding, whose order is reversed by the reflection, are left out
+        # only columns outside of the padding: the reflection reverses the order of the others
         falls = crops[:, 20, 10, 0] > crops[:, 20, 30, 0]
         assert least <= falls.sum() <= most
 
 
 @pytest.mark.parametrize("size", [24, 23])
 def test_alternating_flips(size):
-    """Half of the images are flipped, the others in the next epoch; batches may hold the
-    end of one epoch and the start of the next.
+    """An epoch flips half of the images, the next epoch the other half. Batches may contain
+    the end of one epoch and the start of the next.
     """
     image = np.empty((1, 9, 9, 1), "uint8")
-    image[..., 0] = 1 + np.arange(9)  # at least five columns of it are in every crop, that rise
+    image[..., 0] = 1 + np.arange(9)  # every crop has at least five of these rising columns
     data = pictures.in_memory(np.tile(image, (size, 1, 1, 1)))
     stream = training_stream(data, 8, "pad_crop_flip", None, 1, "black", flip="alternating")
     drawn = [

@@ -1,6 +1,4 @@
-"""Mixup and CutMix: pixels and labels against NumPy, their distributions, and batches
-that follow from seed and step.
-"""
+"""Mixup and CutMix: pixels and labels against NumPy, and their distributions."""
 
 import dataclasses
 
@@ -25,8 +23,8 @@ def data():
 
 
 def shares(targets: np.ndarray, labels: np.ndarray) -> float:
-    """Return what share of the targets of a batch is the images' own, the same for all;
-    the rest must be the partners'.
+    """Return the share of the images' own labels in the targets of a batch. It must be the
+    same for all images, and the rest must be the partners' labels.
     """
     one_hot = np.eye(targets.shape[1])[labels]
     others = labels != np.roll(labels, 1)  # a batch of two epochs may hold an image twice
@@ -38,7 +36,7 @@ def shares(targets: np.ndarray, labels: np.ndarray) -> float:
 
 
 def of(data, steps=40, augmentation="pad_crop_flip", size=None, **options):
-    """Return plain batches and those of the options."""
+    """Return pairs of a plain batch and the same batch with the options."""
     plain, mixed = (
         training_stream(data, 6, augmentation, size, 3, **chosen) for chosen in ({}, options)
     )
@@ -46,18 +44,18 @@ def of(data, steps=40, augmentation="pad_crop_flip", size=None, **options):
 
 
 def distance(own: np.ndarray, alpha: float) -> float:
-    """Return the largest difference from a Beta distribution, at places where it does
-    not matter that shares are rounded.
+    """Return the largest difference from the cumulative Beta distribution, at points where
+    the rounding of the shares does not matter.
     """
-    at = np.linspace(0.001, 0.999, 999)
-    below = np.searchsorted(np.sort(own), at) / len(own)
-    return np.abs(below - stats.beta(alpha, alpha).cdf(at)).max()
+    points = np.linspace(0.001, 0.999, 999)
+    below = np.searchsorted(np.sort(own), points) / len(own)
+    return np.abs(below - stats.beta(alpha, alpha).cdf(points)).max()
 
 
 class TestMixup:
     def test_bytes_to_the_last_bit(self, data):
-        """Shares are whole multiples of 2 ** -16, so that integers give what is right
-        before it is rounded.
+        """Shares are whole multiples of 2 ** -16, so that integers give the exact value before
+        rounding.
         """
         seen = set()
         for (before, labels), (pixels, targets) in of(data, mixup=0.4):
@@ -94,15 +92,15 @@ class TestCutMix:
             rows, columns = pasted.any(axis=1), pasted.any(axis=0)
             np.testing.assert_array_equal(pasted, rows[:, None] & columns)
             np.testing.assert_array_equal(pixels, np.where(pasted[:, :, None], partner, before))
-            for side in (rows, columns):  # one piece
+            for side in (rows, columns):  # the box is in one piece
                 assert np.count_nonzero(np.diff(side.astype(int), prepend=0, append=0)) in (0, 2)
             assert own == np.float32(1 - pasted.sum() / 64)
             boxes.add(pasted.tobytes())
         assert len(boxes) > 25
 
     def test_boxes_are_those_of_the_papers_code(self):
-        """Areas and places against another drawing of the same: shares of a Beta
-        distribution, uniform centres, clipped.
+        """Compare areas and places with an independent sample: shares have a Beta
+        distribution, centres are uniform, boxes are clipped.
         """
         height, width, count = 12, 20, 4000
         mixing = Mixing(0.0, 0.7, 0, 10)
@@ -126,7 +124,7 @@ class TestCutMix:
         assert np.abs(found.mean(axis=0) - expected.mean(axis=0)).max() < 4.5 * np.sqrt(0.5 / count)
 
 
-def test_both_come_as_often():
+def test_mixup_and_cutmix_are_equally_frequent():
     mixing = Mixing(0.2, 1.0, 0, 10)
     pasted = np.array([mixing.draw(step, 8, 8).box is not None for step in range(2000)])
     assert 910 < pasted.sum() < 1090  # within four deviations

@@ -1,4 +1,4 @@
-"""RandAugment: every operation by hand, and which images get which."""
+"""RandAugment: every operation by hand, and which images get which operations."""
 
 import collections
 
@@ -14,7 +14,7 @@ FILL = (120, 7, 200)
 
 @pytest.fixture(scope="module")
 def image():
-    """Return waves and noise, of another range in every channel."""
+    """Return waves and noise, with a different range in every channel."""
     rows, columns = np.mgrid[:24, :30] / 6
     waves = np.stack(
         [np.sin(rows + columns), np.cos(rows * columns / 4), np.sin(2 * columns)], axis=-1
@@ -30,7 +30,7 @@ def apply(name: str, image: np.ndarray, level: float, fill=FILL) -> np.ndarray:
 
 
 #: Name of an operation, its level, and the rows of a small image before and after it. Pillow
-#: rounds down or to the nearest.
+#: rounds down or to the nearest integer.
 COLOURS = [
     ("identity", 1.0, [[7, 200]], [[7, 200]]),
     ("autocontrast", 1.0, [[50, 100, 150]], [[0, 127, 255]]),
@@ -59,8 +59,8 @@ def test_colours(name, level, before, after):
     np.testing.assert_allclose(found, after.astype(int), rtol=0, atol=1)
 
 
-#: Name to where in the image a place of the result comes from: level, x, y from the left and top
-#: edge, width, height.
+#: Name to a function that returns the source of a point of the result. It takes the level, x and y
+#: from the left and top edge, width and height.
 ORIGINS = {
     "rotate": lambda level, x, y, w, h: (
         w / 2 + np.cos(np.pi / 6 * level) * (x - w / 2) - np.sin(np.pi / 6 * level) * (y - h / 2),
@@ -84,7 +84,7 @@ def test_places(name, level, image):
     assert 0.01 < outside.mean() < 0.6
     np.testing.assert_array_equal(found[outside], np.broadcast_to(FILL, found[outside].shape))
     inside = (x > 0.5) & (x < width - 0.5) & (y > 0.5) & (y < height - 0.5)
-    x, y = x[inside] - 0.5, y[inside] - 0.5  # of the centres of pixels
+    x, y = x[inside] - 0.5, y[inside] - 0.5  # in units of pixel centres
     left, top = np.floor(x).astype(int), np.floor(y).astype(int)
     right, below = np.minimum(left + 1, width - 1), np.minimum(top + 1, height - 1)
     dx, dy = (x - left)[:, None], (y - top)[:, None]
@@ -99,7 +99,7 @@ def test_places(name, level, image):
 def test_every_operation_is_checked_and_none_does_anything_at_magnitude_0(image):
     assert set(NAMES) == {*(name for name, *_ in COLOURS), *ORIGINS}
     assert len(NAMES) == 14
-    for name in set(NAMES) - {"autocontrast", "equalize"}:  # which have no magnitude
+    for name in set(NAMES) - {"autocontrast", "equalize"}:  # these two have no magnitude
         np.testing.assert_array_equal(apply(name, image, 0.0), image, err_msg=name)
 
 

@@ -1,4 +1,4 @@
-"""Images that are cut out on the device are those that the host cuts out, to the last
+"""Crops that are made on the device equal crops that are made on the host, to the last
 bit.
 """
 
@@ -22,7 +22,7 @@ def random_images(count: int, height: int, width: int, channels: int) -> np.ndar
 
 
 def compiled(function):
-    """Return the function as the backend compiles it; torch computes it as it is."""
+    """Return the function as the backend compiles it; torch does not compile it."""
     if BACKEND == "jax":
         import jax
 
@@ -61,6 +61,6 @@ def test_a_batch_has_the_pixels_of_the_pipeline(shape, augmentation, padding, bo
 
 @pytest.mark.parametrize("shape", [(2**31 // 162 + 1, 1, 1, 1), (2**15, 256, 256, 3)])
 def test_too_many_images(shape):
-    padded = np.broadcast_to(np.zeros((1, 1, 1, 1), "uint8"), shape)  # which takes one byte
+    padded = np.broadcast_to(np.zeros((1, 1, 1, 1), "uint8"), shape)  # this takes one byte
     with pytest.raises(UserError, match=f"Too many images for the device: {shape[0]:,}"):
         Cut(padded)

@@ -1,5 +1,5 @@
-"""Training streams: a batch is a function of seed and step, wherever a run starts and
-however many processes share it.
+"""Training streams: a batch depends only on seed and step, not on where a run starts or on
+how many processes share it.
 """
 
 import itertools
@@ -45,8 +45,8 @@ STREAMS = {
 
 @pytest.fixture(params=STREAMS)
 def data_set(request, folder, records, monkeypatch):
-    """A data set, and the arguments of a stream: with RandAugment, mixup and CutMix if
-    it is mixed.
+    """A data set and the arguments of a stream; mixed streams have RandAugment, mixup and
+    CutMix.
     """
     options = {}
     if "mixed" in request.param:
@@ -69,9 +69,9 @@ def stream(data_set, seed=3):
     return training_stream(data, 6, augmentation, size, seed, **options)
 
 
-def test_a_start_anywhere_goes_on_as_from_the_beginning(data_set):
+def test_a_later_start_gives_the_same_batches(data_set):
     whole = pictures.batches(stream(data_set), 11)
-    for start in (1, 3, 10):  # in mid-epoch, at a batch of two epochs, and after it
+    for start in (1, 3, 10):  # within an epoch, at a batch from two epochs, and after it
         pictures.assert_same(pictures.batches(stream(data_set), 11 - start, start), whole[start:])
 
 
@@ -99,7 +99,7 @@ def test_follows_from_the_seed_alone(data_set):
 
 class TestEpochs:
     def labels(self, data, seed, augmentation="none", size=None, epochs=3):
-        """Return the labels of some epochs, a row each."""
+        """Return the labels of some epochs, one row per epoch."""
         taken = -(-epochs * data.train.size // 6)
         drawn = pictures.batches(training_stream(data, 6, augmentation, size, seed), taken)
         return np.concatenate([labels for _, labels in drawn])[: epochs * data.train.size].reshape(
@@ -122,9 +122,7 @@ class TestEpochs:
 
     @pytest.mark.parametrize("buffer", [10_000, 8])
     def test_records(self, records, monkeypatch, buffer):
-        """A small buffer mixes all the same, since records of several shards come in
-        turn.
-        """
+        """A small buffer mixes too, because records of several shards are read in turn."""
         monkeypatch.setattr(image_data, "CACHE_BYTES", 0)
         monkeypatch.setattr("training.data.readers.SHUFFLE_BUFFER", buffer)
         data = load(Data("cifar100", dir=records, holdout=5))
@@ -136,7 +134,7 @@ class TestEpochs:
 
 class TestResizedCrop:
     def test_area_aspect_and_flip(self, tmp_path):
-        """Red is the column and green the row, so that the slopes of an output tell the
+        """Red is the column and green is the row, so that the slopes of an output show the
         crop's width and height.
         """
         columns, rows = np.meshgrid(np.arange(200), np.arange(200))
@@ -160,7 +158,7 @@ class TestResizedCrop:
         assert np.unique(out[:, 10, 10, 0]).size > 100
 
     def test_a_jpeg_gives_what_the_same_pixels_give(self, tmp_path):
-        """Of a JPEG little more than the crop is decoded, of a PNG all."""
+        """Little more than the crop is decoded from a JPEG, but all of a PNG."""
         import tensorflow as tf
 
         random = np.random.default_rng(0)

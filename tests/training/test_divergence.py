@@ -1,4 +1,4 @@
-"""What a run says of a loss that is not finite: step, rate, and the layer by its health."""
+"""The message about a loss that is not finite: step, rate, and the layer that changed."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,9 @@ PLACE = "iteration 43 (epoch 2)"
 
 
 def message(updates=None, weights=(1.0, 1.0, 1.0)) -> str:
-    """With norms of the last update and of the weights, if one was measured."""
+    """Return the message. `updates` and `weights` have the norms of the last measured
+    update and of the weights.
+    """
     history = []
     if updates is not None:
         norms = np.array(updates)
@@ -29,13 +31,15 @@ def test_rate_and_step():
 
 
 def test_the_layer_that_changed_most():
-    """Of its size; a weight of zeros has none."""
+    """Changes are relative to the norm of a weight; a weight of zeros does not count."""
     found = message([9.0, 3.0, 2.0], weights=(0.0, 2.0, 2.0))
     words = "In update 40, the last one that was measured, stage1/kernel changed most: by 150 %"
     assert f". {words} of its size." in found
 
 
 def test_the_last_layer_that_an_update_broke():
-    """Gradients come from the end of the network."""
+    """Of several such layers the last is named: gradients come from the end of the
+    network.
+    """
     found = message([np.nan, np.inf, 0.25])
     assert found.endswith(". Update 40 left stage1/kernel not finite.")

@@ -1,4 +1,6 @@
-"""What a dry run says: closed forms and published counts, and a page by hand."""
+"""The text of a dry run: its counts against closed forms and published numbers, and a page
+by hand.
+"""
 
 from types import SimpleNamespace
 
@@ -18,8 +20,8 @@ def counted(model: keras.Model) -> int:
 
 
 def cifar_products(n: int) -> int:
-    """Of ResNet-(6n+2) with option A, by hand: a 3x3 convolution at each pixel, three
-    stages of 2n, the classifier.
+    """Count the products of ResNet-(6n+2) with option A: a 3x3 convolution, three stages
+    of 2n convolutions, and the classifier.
     """
     stem = 32 * 32 * 9 * 3 * 16
     stages = sum(
@@ -31,7 +33,7 @@ def cifar_products(n: int) -> int:
 
 @pytest.mark.parametrize(
     ("depth", "stacked", "millions"),
-    # the counts that are commonly given of them
+    # the commonly published counts
     [(20, False, 40.6), (110, True, 252.9)],
 )
 def test_cifar_networks_in_closed_form(depth, stacked, millions):
@@ -41,7 +43,7 @@ def test_cifar_networks_in_closed_form(depth, stacked, millions):
 
 
 def test_grouped_depthwise_and_dense_layers():
-    """Dense layers at every position."""
+    """The dense layer is applied at every position."""
     inputs = keras.Input((8, 6, 4))
     x = keras.layers.Conv2D(6, 3, strides=2, groups=2, padding="same")(inputs)  # 4 x 3
     # 2 x 1, 12 channels
@@ -79,7 +81,7 @@ def test_page(monkeypatch):
         schedule=Schedule("linear", length=30),
         batch_size=64,
         accumulate=4,
-        steps_per_execution=8,  # of which 4 make an update
+        steps_per_execution=8,  # 4 steps make an update
     )
     with started(config, "digits") as run:
         run.distribution = SimpleNamespace(replicas=2)

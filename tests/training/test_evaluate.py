@@ -1,5 +1,5 @@
 """Evaluation: its figures against hand-computed ones, and its files against the data
-and the network they speak of.
+and the network.
 """
 
 import json
@@ -26,7 +26,7 @@ def scores(rows) -> np.ndarray:
 
 
 class TestMeasure:
-    #: Two images of a, two of b, none of c; the second a is taken for b.
+    #: Two images of class a, two of b, none of c; the second a is classified as b.
     LOGITS = scores([[2, 1, 0], [1, 3, 0], [0, 1, 0], [-1, 0, -2]])
     LABELS = np.array([0, 0, 1, 1])
 
@@ -49,7 +49,7 @@ class TestMeasure:
         probabilities = exponentials[np.arange(4), self.LABELS] / exponentials.sum(axis=1)
         loss = measure(self.LOGITS, self.LABELS, ["a", "b", "c"])["loss"]
         assert loss == pytest.approx(-np.log(probabilities).mean(), rel=1e-12)
-        # e^1000 is no number: the first is right beyond doubt, the second wrong by 2000 nats
+        # e^1000 overflows. The first image is right with a loss of 0, the second has 2000 nats
         large = scores([[1000, -1000], [1000, -1000]])
         assert measure(large, np.array([0, 1]), ["a", "b"])["loss"] == 1000
 
@@ -66,14 +66,14 @@ class TestMeasure:
         got = measure(logits, labels, ["a", "b", "c"])["calibration_error"]
         assert got == pytest.approx(want, rel=1e-9)
         assert want > 0.1
-        certain = scores([[1000, 0], [0, 1000]])  # all of it, and right: none
+        certain = scores([[1000, 0], [0, 1000]])  # confidence 1: no error if right, 1 if wrong
         assert measure(certain, np.array([0, 1]), ["a", "b"])["calibration_error"] == 0
         assert measure(certain, np.array([1, 0]), ["a", "b"])["calibration_error"] == 1
 
     @pytest.mark.parametrize(("right", "images"), [(0, 5), (3, 4), (356, 360), (5, 5)])
     def test_accuracy_interval(self, right, images):
-        """Its ends are the accuracies p at which the measured one is 1.96 deviations away:
-        (accuracy - p)^2 = 1.96^2 p (1 - p) / images.
+        """Its ends are the accuracies p from which the measured accuracy is 1.96 deviations
+        away: (accuracy - p)^2 = 1.96^2 p (1 - p) / images.
         """
         logits = scores([[1, 0]] * right + [[0, 1]] * (images - right))
         got = measure(logits, np.zeros(images, int), ["a", "b"])["accuracy_interval"]
@@ -83,13 +83,13 @@ class TestMeasure:
 
     def test_top5(self):
         logits = scores([[7, 6, 5, 4, 3, 2, 1]] * 4)
-        # first, fifth, sixth and seventh
+        # the true class has rank 1, 5, 6 and 7
         metrics = measure(logits, np.array([0, 4, 5, 6]), list("abcdefg"))
         assert (metrics["top5_accuracy"], metrics["accuracy"]) == (0.5, 0.25)
         assert "top5_accuracy" not in measure(logits[:1, :5], np.array([0]), list("abcde"))
 
     @pytest.mark.parametrize("value", [np.nan, -np.inf])
-    def test_outputs_that_are_no_numbers(self, value):
+    def test_outputs_that_are_not_finite(self, value):
         logits = self.LOGITS.copy()
         logits[2, 0] = value
         with pytest.raises(cli.UserError, match="not finite"):
@@ -145,7 +145,7 @@ class TestRun:
         logits = network.predict_on_batch(images.astype("float32"))
         expected = measure(logits, labels, list("0123456789"))
         about = {"model": "run/model.keras", "data": "digits", "split": "test", "views": "one"}
-        # without `calibrated`: it has no held-out images
+        # `calibrated` is missing: the run has no held-out images
         assert metrics.keys() == about.keys() | expected.keys()
         assert {key: metrics[key] for key in about} == about
         assert metrics["confusion_matrix"] == expected["confusion_matrix"]
@@ -155,7 +155,7 @@ class TestRun:
         for name in written[1:]:
             with Image.open(copied / name) as image:
                 image.verify()
-        # its file alone gives the same
+        # the model file alone gives the same
         run_evaluate("run/model.keras", "--data", "digits", "--batch-size", "7")
         assert metrics_of(copied.parent / "evaluation-model") == metrics
 
@@ -181,7 +181,7 @@ class TestRun:
                 np.testing.assert_array_equal(np.asarray(image), expected)
 
     def test_views(self, copied, test_images):
-        """Each view cut out by hand: by the index of every pixel that it has."""
+        """Each view is made by hand, with the indices of its pixels."""
         images, labels = test_images
         model = keras.saving.load_model(copied / "model.keras")
         ahead = np.arange(8)
@@ -268,7 +268,7 @@ class TestRun:
     "path", sorted(registry.TRAINED.glob("*.json")), ids=lambda path: path.stem
 )
 def test_trained_weights_on_all_test_images(path, tmp_path):
-    """Needs CIFAR-10, prepared by TFDS in its own folder or in TFDS_DATA_DIR."""
+    """The test needs CIFAR-10, prepared by TFDS in its default folder or in TFDS_DATA_DIR."""
     import tensorflow_datasets as tfds
 
     card = json.loads(path.read_text())
@@ -276,6 +276,6 @@ def test_trained_weights_on_all_test_images(path, tmp_path):
         pytest.skip(f"{card['data']} is not prepared")
     run_evaluate(card["model"], "--data", card["data"], "--output", tmp_path)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
-    # kinds of CPUs round differently
+    # different kinds of CPUs round differently
     assert metrics["accuracy"] == pytest.approx(card["accuracy"], abs=3e-4)
     assert metrics["calibration_error"] == pytest.approx(card["calibration_error"], abs=1e-3)

@@ -48,7 +48,7 @@ def test_predict_and_the_card_are_of_the_run(trained, exported, tmp_path, capsys
     assert [line.split()[0] for line in lines[1::2]] == [CLASSES[i] for i in logits.argmax(axis=1)]
 
     card = json.loads((exported / "model_card.json").read_text())
-    # a served model's card does not tell where things were on the machine that trained it
+    # a served model's card has no paths of the machine that trained it
     config = json.loads((trained / "config.json").read_text())["config"]
     places = {"data": config["data"] | {"dir": None}, "output": None}
     assert card["run"]["config"] == config | places
@@ -61,7 +61,7 @@ def test_predict_and_the_card_are_of_the_run(trained, exported, tmp_path, capsys
 
 @pytest.fixture
 def saved(monkeypatch):
-    """What the library's `save` is called with, which writes a little here."""
+    """The arguments of the library's `save`, which is replaced and writes only a card."""
     received = {}
 
     def save(model, directory, **kwargs):

@@ -1,4 +1,4 @@
-"""Fine-tuning by the command line, from pictures of seven classes to those of three others."""
+"""Fine-tuning by the command line, from pictures of seven classes to three other classes."""
 
 import contextlib
 import json
@@ -32,8 +32,8 @@ TUNE = SHORT + words(
 
 @pytest.fixture(scope="session")
 def work(once_per_run):
-    """Folders `seven` and `three`, a run `source` on the first, and `tuned` from it on
-    the second.
+    """The folders `seven` and `three`, a run `source` on the first, and a run `tuned`, which
+    fine-tunes `source` on the second.
     """
 
     def make(folder: Path) -> None:
@@ -47,7 +47,7 @@ def work(once_per_run):
     return once_per_run("finetuned", make)
 
 
-def test_what_is_frozen_is_the_source_s_to_the_bit(work):
+def test_frozen_weights_are_the_source_s_to_the_bit(work):
     before, after = (weights(work / name / "model.keras") for name in ("source", "tuned"))
     same = {
         path
@@ -72,8 +72,10 @@ def test_the_images_are_prepared_as_the_source_s_were(work):
     assert model.optimizer.rate_factors["stage3"] == pytest.approx(0.7)
 
 
-def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, monkeypatch):
-    """From a checkpoint in the middle, to the bits of the run that was left alone."""
+def test_a_run_resumes_without_the_file_it_started_from(work, tmp_path, monkeypatch):
+    """It resumes from a checkpoint in the middle, and ends with the bits of the run that was
+    not interrupted.
+    """
     shutil.copytree(work / "three", tmp_path / "three")
     shutil.copytree(work / "tuned", tmp_path / "tuned")
     checkpoints = tmp_path / "tuned" / "checkpoints"
@@ -86,7 +88,7 @@ def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, monkeypatc
 
 
 class TestErrors:
-    """One line each, and no run directory."""
+    """Each error is one line, and there is no run directory after it."""
 
     @pytest.fixture
     def error(self, capsys, work, tmp_path, monkeypatch):
@@ -119,7 +121,7 @@ class TestErrors:
     def test_options(self, error, options, part):
         assert part in error(options)
 
-    def test_files_that_are_no_such_network(self, error, tmp_path):
+    def test_files_without_a_fitting_network(self, error, tmp_path):
         path = tmp_path / "model.keras"
         for name, part in (("weights.pth", "keras-preact convert"), (path.name, "is damaged")):
             (tmp_path / name).write_bytes(b"no model")
@@ -146,7 +148,9 @@ class TestErrors:
 
 
 def test_mean_and_std_of_a_network_without_a_layer_for_them(tmp_path, work):
-    """It gets one; the network has other sizes then than the file's, and is channels last."""
+    """It gets such a layer. The network then takes other sizes than the file's, and is
+    channels last.
+    """
     options = {"width_factor": 0.125, "input_shape": (3, 16, 16), "data_format": "channels_first"}
     kp.models.resnet_cifar(8, **options).save(tmp_path / "model.keras")
     options = words(

@@ -1,5 +1,5 @@
-"""The losses of the first steps of a run, as they were on the day of this file: a change
-that alters what is computed shows here.
+"""The losses of the first steps of a run must not change: a change in the computation shows
+here.
 """
 
 import keras
@@ -10,7 +10,7 @@ from training import histories
 from training.config import Config, Data, Model, Optimizer, Schedule
 from training.train import train
 
-#: Backends draw different weights from a seed.
+#: Backends draw different weights from the same seed.
 LOSSES = {
     "jax": [2.3839, 2.3696, 2.3636],
     "tensorflow": [2.3022, 2.3351, 2.3553],
@@ -34,8 +34,8 @@ STACKED = {
     ids=["units", "stacks"],
 )
 def test_first_losses(tmp_path, model, losses):
-    """With crops, warm-up, momentum and decay. More steps would amplify the rounding of
-    another library or CPU.
+    """The run has crops, warm-up, momentum and decay. More steps would amplify the rounding
+    of another library or CPU.
     """
     config = Config(
         model=model,

@@ -31,7 +31,7 @@ PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
 
 
 def job(monkeypatch, variables: dict[str, str]) -> environment.Job | None:
-    """Return what the library makes of a process's environment."""
+    """Return the library's job for the environment of a process."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
         if name in variables:
@@ -43,7 +43,7 @@ def words(path: Path) -> list[str]:
     return path.read_text().split("\0")[:-1]
 
 
-# The environment and the arguments of each process, and the status it shall end with.
+# Writes the environment and the arguments of each process, and exits with STATUS.
 PYTHON = """
 env -0 > "$SEEN/env$SLURM_PROCID"
 printf '%s\\0' "$@" > "$SEEN/arguments$SLURM_PROCID"
@@ -119,7 +119,7 @@ def test_slurm_tells_each_process_its_place(slurm, monkeypatch, received, nodes,
         found = dict(line.split("=", 1) for line in words(seen / f"env{i}"))
         assert job(monkeypatch, found) == environment.Job(addresses, 2, i)
         assert found["KERAS_BACKEND"] == "jax"
-        # JAX's own detection, which would take one GPU of those that the process sees, needs it
+        # JAX's own detection needs it, and would use one of the GPUs that the process sees
         assert "SLURM_LOCALID" not in found
         config = received(*words(seen / f"arguments{i}")[3:])
         assert (config.distribution, config.resume) == ("multi_worker", True)
@@ -131,7 +131,7 @@ def test_slurm_tells_each_process_its_place(slurm, monkeypatch, received, nodes,
     ("status", "restarts", "requeued"),
     [(2, 0, False), (75, 99, True), (134, 9, True), (134, 10, False)],
 )
-def test_slurm_requeues_what_can_go_on(slurm, status, restarts, requeued):
+def test_slurm_requeues_runs_that_can_resume(slurm, status, restarts, requeued):
     process, seen = slurm("digits", STATUS=str(status), SLURM_RESTART_COUNT=str(restarts))
     assert finish(process)[0] == status
     assert (seen / "scontrol").exists() == requeued
@@ -155,7 +155,7 @@ needs_ray = pytest.mark.skipif(
     reason="needs Ray (pip install 'ray[train]') and torch, whose processes miss a dead peer first",
 )
 
-#: A Ray of its own on this machine.
+#: Starts its own Ray on this machine.
 DRIVER = """
 import sys
 import ray
@@ -164,7 +164,7 @@ ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, _t
 ray_train.main(sys.argv[2:])
 """
 
-#: Two epochs, a part of the second missing.
+#: Two epochs; the second is not complete.
 OPTIONS = (*TINY, "--schedule.length", "30", "--checkpoint.every", "10", "--health", "0")
 
 
@@ -172,7 +172,7 @@ OPTIONS = (*TINY, "--schedule.length", "30", "--checkpoint.every", "10", "--heal
 @pytest.mark.backend
 @pytest.mark.soak
 def test_ray_trains_one_model(tmp_path):
-    """Each has half of every batch: losses and weights are those of a single process."""
+    """Each process has half of every batch. Losses and weights equal those of one process."""
     run, alone = tmp_path / "run", run_train(tmp_path / "alone", *OPTIONS)
     # short: the names of sockets have no room for more
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as name:

@@ -1,5 +1,5 @@
-"""The networks of runs: what options make of them, what they are compiled with, and which
-of a run's files they are read from.
+"""The networks of runs: their options, what they are compiled with, and which of a run's
+files they are read from.
 """
 
 import keras
@@ -19,7 +19,7 @@ def built(**options) -> keras.Model:
 
 
 class TestModelOptions:
-    def test_those_that_are_given_are_arguments_of_the_builder(self):
+    def test_given_options_are_arguments_of_the_builder(self):
         given = {"arrangement": "relu_before_addition", "dropout": 0.25, "zero_init_last": False}
         options = ("output_stride=8", "use_bias=true")
         model = Model("digits_resnet8_preact", freeze="stem", options=options, **given)
@@ -39,7 +39,7 @@ class TestModelOptions:
             network, images = run.network, run.data.held.images
             stem = keras.Model(network.input, network.get_layer("stem_conv").output)
             components = stem.predict_on_batch(images).astype("float64")[..., :4]
-        # of 2 x 2 pixels with a mean of 0 and a variance of 1: none is flat
+        # the components of 2 x 2 pixels, with mean 0 and variance 1: none is constant
         covariance = np.cov(components.reshape(-1, 4).T)
         np.testing.assert_allclose(covariance, np.eye(4), atol=0.02)
 

@@ -1,5 +1,5 @@
-"""Training with the images on the device is training with images from the host, also
-with many steps per call.
+"""Training with the images on the device gives the results of training with images from
+the host, also with many steps per call.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def trained(folder, on_device=False, together=1):
 
 
 def test_it_trains_as_from_the_host(tmp_path):
-    """The held-out images, the health and the checkpoints are those of any run."""
+    """Held-out images, health and checkpoints are as in any other run."""
     history, expected, _ = trained(tmp_path / "host")
     together = 1 if BACKEND == "torch" else 3
     found, others, run = trained(tmp_path / "device", True, together)
@@ -53,14 +53,14 @@ def test_it_trains_as_from_the_host(tmp_path):
     health = histories.read_table(run / "health.csv")
     assert health["step"].tolist() == [3]
     assert np.isfinite(health["gradient_norm"]).all()
-    # without the images
+    # checkpoints do not contain the images
     assert max(path.stat().st_size for path in (run / "checkpoints").iterdir()) < 2**18
 
 
 @pytest.mark.parametrize(
     "change", [{"rand_augment": (1, 5)}, {"mixup": 0.2}, {"name": "fake", "size": 8}]
 )
-def test_what_does_not_stay_on_the_device(change, tmp_path):
+def test_data_that_cannot_stay_on_the_device(change, tmp_path):
     data = dataclasses.replace(CONFIG.data, on_device=True, **change)
     config = dataclasses.replace(CONFIG, output=tmp_path / "run", data=data)
     with pytest.raises(UserError, match=r"--data\.on-device is for images in memory"):

@@ -18,11 +18,13 @@ from training.fit import Fit
 
 @pytest.fixture
 def autotuned(monkeypatch):
-    """A list that says of each pipeline whose iterator is made whether it is autotuned."""
+    """A list with one entry for each iterator that is made: whether its pipeline is
+    autotuned.
+    """
     import tensorflow as tf
 
     found = []
-    plain = tf.data.Dataset.__iter__  # that of tests/conftest.py, which switches it off
+    plain = tf.data.Dataset.__iter__  # tests/conftest.py has replaced it to switch autotuning off
 
     def note(dataset):
         found.append(dataset.options().autotune.enabled)
@@ -33,7 +35,7 @@ def autotuned(monkeypatch):
 
 
 def test_of_a_run_from_its_training_to_its_evaluation(tmp_path, autotuned):
-    """Mixed images, held-out ones, an average of the weights, the health."""
+    """The run has mixed and held-out images, an average of the weights, and the health."""
     options = "--data.holdout 200 --data.mixup 0.2 --optimizer.ema 0.9 --health 1"
     run = run_train(tmp_path / "run", options, "--schedule.length 2")
     run_evaluate(run, "--save-samples", 1)
@@ -56,7 +58,7 @@ def is_autotuned(dataset) -> bool:
 
 
 def test_of_training():
-    """Also from the middle of an epoch on."""
+    """The test includes a stream that starts in the middle of an epoch."""
     stream = training_stream(pictures.numbered(4, 8), 2, "none", None, seed=0)
     assert not is_autotuned(stream.dataset())
     assert not is_autotuned(stream.dataset(3, slice(0, 1)))

@@ -1,4 +1,4 @@
-"""The length of a run, and its learning rate over that."""
+"""The length of a run, and its learning rate."""
 
 import re
 
@@ -25,7 +25,7 @@ class TestPlan:
         made = plan(config(schedule=Schedule(length=33, unit="iterations")), 1000)
         assert (made.iterations, made.epochs) == (33, 4)
 
-    def test_parts_of_an_update_are_steps_of_their_own(self):
+    def test_each_part_of_an_update_is_a_step(self):
         made = plan(config(accumulate=4), 1000)
         assert (made.steps_per_epoch, made.iterations) == (10, 40)
         assert (made.per_epoch, made.steps) == (40, 160)
@@ -60,14 +60,14 @@ class TestPlan:
 
 
 class TestWarmup:
-    def test_that_the_run_does_not_outlast(self):
+    def test_a_warm_up_that_is_not_shorter_than_the_run(self):
         message = r"The warm-up \(5 iterations\) is not shorter than the run \(5 iterations\)"
         steps, cosine = (
             config(schedule=Schedule(kind, length=5, warmup=5, unit="iterations"))
             for kind in ("steps", "cosine")
         )
         assert re.match(message, check_warmup(steps, plan(steps, 1000)))
-        with pytest.raises(ValueError, match=message):  # nothing is left of a cosine
+        with pytest.raises(ValueError, match=message):  # no step would be left for a cosine
             check_warmup(cosine, plan(cosine, 1000))
 
 

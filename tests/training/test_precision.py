@@ -1,8 +1,8 @@
 """Half precision and its choice, loss scaling, accumulated gradients, the average of the
 weights, executions of several steps, XLA.
 
-On tiny networks with the optimizers that a run gets. What is compared with is float32,
-NumPy, or the same run in one piece.
+The networks are tiny and have the optimizers of runs. They are compared with float32,
+with NumPy, or with a run without parts.
 """
 
 import types
@@ -86,7 +86,7 @@ def test_trains_in_half_precision_with_float32_weights_and_logits(dtype):
         assert losses[:4] == pytest.approx([train(single, 48, 1)[0] for _ in range(4)], rel=0.05)
 
 
-#: What an update depends on, beside the mean gradient of a batch.
+#: Options that an update depends on, besides the mean gradient of a batch.
 UPDATES = {
     "plain": {},
     "all": {"weight_decay": 0.05, "nesterov": True, "clip_norm": 0.05, "ema": 0.7},
@@ -96,8 +96,8 @@ UPDATES = {
 class TestAccumulation:
     @pytest.mark.parametrize("options", UPDATES.values(), ids=UPDATES)
     def test_parts_are_the_whole_batch(self, options):
-        """Without batch statistics, 3 updates of 16 images are 3 times 4 parts of 4, at
-        a rate that changes with updates.
+        """Without batch statistics, 3 updates with 16 images equal 3 updates with 4 parts of 4
+        images. The rate changes with the updates.
         """
         schedule = kp.schedules.step_schedule(
             0.2, [2], factor=0.5, warmup_steps=1, warmup_learning_rate=0.05
@@ -116,8 +116,8 @@ class TestAccumulation:
 
 
 def accelerator(monkeypatch, capability: int | None) -> None:
-    """Pretend that the backend has an accelerator: NVIDIA's GPU of this generation, or one
-    that tells no generation.
+    """Pretend that the backend has an accelerator: an NVIDIA GPU with this compute
+    capability, or one without.
     """
     if BACKEND == "tensorflow":
         import tensorflow as tf
@@ -170,7 +170,7 @@ class TestAuto:
         assert backends.faster_policy() == expected
 
     def test_run_keeps_its_policy(self, monkeypatch, tmp_path):
-        """Also if it is resumed on a machine for which `auto` is another policy."""
+        """This holds also if it is resumed on a machine for which `auto` is another policy."""
         model = Model("digits_resnet8_preact", width_factor=0.25, dtype="auto")
         config = Config(model=model, data=Data("digits"), output=tmp_path, resume=True)
         found = []

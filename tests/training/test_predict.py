@@ -1,5 +1,5 @@
-"""`keras-preact predict`: what it prints for image files, and its errors. The models are
-TensorFlow alone.
+"""`keras-preact predict`: its output for image files, and its errors. The models are made
+with TensorFlow alone.
 """
 
 import json
@@ -17,7 +17,7 @@ CLASSES = ["dark", "left", "right side"]
 
 
 def darkness_and_halves(images):
-    """How dark an image is, and how bright its halves are."""
+    """Scores for a dark image, and for the brightness of its halves."""
     left, right = (
         tf.reduce_mean(part, axis=[1, 2, 3]) for part in (images[:, :, :4], images[:, :, 4:])
     )
@@ -26,7 +26,7 @@ def darkness_and_halves(images):
 
 
 def save_model(path, core=darkness_and_halves, classes=CLASSES, preprocessing=None, decodes=True):
-    """A model of three classes, with the functions that the project's exports have."""
+    """Save a model of three classes, with the functions of the project's exports."""
     module = tf.Module()
     shape = tf.TensorSpec([None, 8, 8, 1], tf.float32, name="images")
     module.core = tf.function(core, input_signature=[shape])
@@ -73,7 +73,7 @@ def test_prints_the_names(models, images, capsys):
 
 def test_takes_the_highest_version(models, images, capsys):
     predict.main([str(models / "gray"), str(images / "right.png"), "--top", "1"])
-    _, best = capsys.readouterr().out.splitlines()  # the best class alone
+    _, best = capsys.readouterr().out.splitlines()  # only the best class
     assert best.startswith("  RIGHT ")
 
 

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: exact lines from a clock of our own, a bar on a
+"""Output of a run while it trains: exact lines with a simulated clock, a bar on a
 terminal, TensorBoard's files.
 """
 
@@ -15,7 +15,7 @@ from training.terminal import duration
 
 
 class Training:
-    """Calls a `Progress` as `fit` does, by a clock of its own."""
+    """Calls a `Progress` as `fit` does, with a simulated clock."""
 
     def __init__(self, stream=None, tensorboard=None, together=1, **options):
         self.now, self.together = 1000.0, together
@@ -26,8 +26,8 @@ class Training:
         self.progress.on_train_begin()
 
     def epoch(self, epoch, first, count, seconds, *validation, **logs):
-        """Run an epoch from step `first` on, of `count` executions of `seconds` each, with
-        a validation of so many seconds.
+        """Run an epoch from step `first` on, with `count` executions of `seconds` each and, if
+        it is given, a validation of `validation` seconds.
         """
         self.progress.on_epoch_begin(epoch)
         for step in range(first, first + count * self.together, self.together):
@@ -46,20 +46,20 @@ class Training:
 
 class TestLineOfAnEpoch:
     def test_by_hand(self):
-        """A compiling step of 10 s and three of 10 s, 6 s of validation; then shorter
-        ones.
+        """The first epoch has a compiling step of 10 s, three steps of 10 s, and 6 s of
+        validation. The later epochs are shorter.
         """
         training = Training()
         logs = {"accuracy": 0.25, "loss": 2.0, "val_accuracy": 0.5, "val_loss": 1.23456}
         training.epoch(0, 0, 4, 10.0, 6.0, **logs)
-        # images/s: 150 in 30 s; left: 8 updates as the 3 in 36 s since the first one
+        # images/s: 150 in 30 s. Left: 8 updates, at the rate of the 3 in 36 s since the first one
         said = "loss 2.0000, accuracy 0.2500; held-out loss 1.2346, accuracy 0.5000"
         assert training.lines == [f"Epoch 1/3: {said}; 5 images/s; 1 min 36 s left"]
         figures = {"learning_rate": 0.025, "images_per_second": 5.0, "seconds": 46.0}
         assert training.progress.figures == figures
         training.now += 1.0
         training.epoch(1, 0, 4, 1.0, 8.0, loss=1e-5, accuracy=1.0)
-        # 4 updates as the 7 in 49 s
+        # 4 updates, at the rate of the 7 in 49 s
         assert training.lines[1] == "Epoch 2/3: loss 1e-05, accuracy 1.0000; 50 images/s; 28 s left"
         training.epoch(2, 0, 4, 0.02, loss=math.nan, accuracy=0.0, val_top_5=0.5)
         last = "Epoch 3/3: loss nan, accuracy 0.0000; held-out top 5 0.5000; 2,500 images/s"
@@ -84,7 +84,7 @@ class TestCounting:
 
     def test_resumption_in_the_middle_of_an_epoch(self):
         training = Training(done=7, parts=2)
-        training.now += 3.0  # repeated by the process that resumes
+        training.now += 3.0  # steps that the resumed process repeats
         training.progress.restore({"seconds": 100.0})
         training.epoch(1, 6, 2, 2.0, loss=1.0)
         training.epoch(2, 0, 8, 1.0, loss=0.5)
@@ -130,7 +130,7 @@ class TestTerminal:
         assert "measuring the held-out images" in self.drawn(training)
 
     def test_messages_appear_and_nothing_of_the_bar_stays(self, training):
-        """As after Ctrl-C in the middle of an epoch."""
+        """This is the order of calls after Ctrl-C in the middle of an epoch."""
         output = sys.stdout
         training.progress.on_epoch_begin(0)
         training.progress.report("Health: [bold]hm[/bold]")
@@ -142,8 +142,8 @@ class TestTerminal:
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_elsewhere_there_are_lines_of_epochs_alone(stream, monkeypatch):
-    """In a file, and on a terminal without controls."""
+def test_elsewhere_only_lines_of_epochs_are_printed(stream, monkeypatch):
+    """Elsewhere is a file, or a terminal without control sequences."""
     monkeypatch.setenv("TERM", "dumb")
     training = Training(stream())
     training.epoch(0, 0, 4, 1.0, loss=1.0)
@@ -175,7 +175,7 @@ def scalars(folder) -> dict[str, dict[int, float]]:
 
 
 def test_tensorboard(tmp_path):
-    """An execution of two updates, a record as soon as three are done."""
+    """An execution has two updates. A record is written after at least three updates."""
     rate = {"learning_rate": lambda done: 0.5 - 0.01 * done}
     training = Training(tensorboard=tmp_path, together=2, interval=3, **rate)
     for epoch, loss in enumerate((2.0, 1.0)):
@@ -184,7 +184,7 @@ def test_tensorboard(tmp_path):
     assert scalars(tmp_path / "train") == {
         "batch_loss": {4: 2.0, 6: 1.0},
         "batch_accuracy": {4: 0.5, 6: 0.5},
-        "batch_learning_rate": {4: 0.47, 6: 0.45},  # those of the fourth and of the sixth update
+        "batch_learning_rate": {4: 0.47, 6: 0.45},  # rates of the fourth and the sixth update
         "batch_images_per_second": {4: 50.0, 6: 100.0},
         "epoch_loss": {0: 2.0, 1: 1.0},
         "epoch_accuracy": {0: 0.5, 1: 0.5},

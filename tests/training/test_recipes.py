@@ -11,7 +11,7 @@ from training.data.pipelines import AUGMENTATIONS
 from training.data.sources import SOURCES
 from training.recipes import RECIPES
 
-#: Appendix of arXiv 1603.05027. Nothing is spared from the decay.
+#: Appendix of arXiv 1603.05027. All weights are decayed.
 PAPER_OPTIMIZER = {
     "name": "sgd",
     "learning_rate": 0.1,
@@ -25,7 +25,7 @@ PAPER_OPTIMIZER = {
     "ema": None,
     "label_smoothing": 0.0,
     "layer_decay": None,
-    "adam_ratio": 0.1,  # of Muon alone
+    "adam_ratio": 0.1,  # only Muon uses it
 }
 
 
@@ -44,8 +44,8 @@ def test_recipe_is_the_papers(recipe, model, data, batch):
     assert config.batch_size == batch
     nesterov = {"nesterov": recipe == "cifar10_batch64"}
     assert dataclasses.asdict(config.optimizer) == PAPER_OPTIMIZER | nesterov
-    # all images are trained on: the paper's final numbers; what is padded is the mean, since it is
-    # normalised in the released code
+    # all images are trained on, as for the paper's final numbers; the padding is the mean, because
+    # the released code pads normalised images
     if recipe == "imagenet":
         assert config.data == Data(data, augmentation="resized_crop_flip", size=224)
     else:
@@ -64,7 +64,7 @@ def test_recipe_is_the_papers(recipe, model, data, batch):
     ],
 )
 def test_learning_rate_over_the_papers_runs(recipe, steps_per_epoch, rates):
-    """`rates` has the rate of each phase, by the iteration after its last."""
+    """`rates` has the rate of each phase by the iteration after the phase's last one."""
     config = RECIPES[recipe]()
     plan = plans.plan(config, steps_per_epoch * config.batch_size)
     assert plan.iterations == max(rates)
@@ -80,10 +80,10 @@ def test_learning_rate_over_the_papers_runs(recipe, steps_per_epoch, rates):
 def test_every_recipe_fits_together(received, name):
     config = RECIPES[name]()
     assert received(name) == config
-    # that has a network from a file
+    # finetune has a network from a file
     assert (config.model.name in kp.list_models()) != (name == "finetune")
     assert config.data.name in SOURCES
     assert config.data.augmentation in AUGMENTATIONS
-    # recipes for a user's images hold some out
+    # recipes for a user's images hold out some of them
     own = config.data.name in ("digits", "folder")
     assert config.data.holdout == (0.1 if own else 0)

@@ -1,5 +1,5 @@
-"""What regularises a run reaches its loss and its figures. That a run with all of it
-resumes to the bit is in test_resume.py.
+"""Regularisation reaches the loss and the figures of a run. test_resume.py tests that a run
+with all of it resumes to the bit.
 """
 
 import json
@@ -23,8 +23,8 @@ def cross_entropy(logits: np.ndarray, targets: np.ndarray, smoothing: float) -> 
 
 
 def test_validation_is_of_the_images_as_they_are(everything):
-    """The loss and the accuracy of the last epoch, from the model's outputs and integer
-    labels.
+    """Compute the loss and the accuracy of the last epoch from the model's outputs and
+    integer labels.
     """
     last = rows(everything / "history.csv")[-1]
     data = load(Data("digits", holdout=200))

@@ -1,6 +1,4 @@
-"""Runs that are killed, stopped and damaged resume, and end as one that was left alone, to
-the bit.
-"""
+"""Killed, stopped and damaged runs resume, and end like an uninterrupted run, to the bit."""
 
 import csv
 import json
@@ -22,8 +20,8 @@ TIMES = ("images_per_second", "seconds")
 
 
 def contents(run) -> tuple[dict, dict[str, np.ndarray]]:
-    """Return what a finished run has left but times: all of its texts and names of files, and
-    all of its arrays. The states of seeds are in its last checkpoint alone.
+    """Return the contents of a finished run without times: its texts and names of files, and
+    its arrays. Only its last checkpoint has the states of seeds.
     """
     rows = csv.DictReader((run / "history.csv").read_text().splitlines())
     history = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
@@ -40,8 +38,8 @@ def contents(run) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def assert_same(run, reference, trained=True) -> None:
-    """Compare what two runs have left; without the metrics where no step was left, which makes
-    them.
+    """Compare the contents of two runs. A resumed run that had no step left to train (not
+    `trained`) has no metrics.
     """
     (found, arrays), (expected, others) = contents(run), contents(reference)
     assert found == expected
@@ -57,8 +55,8 @@ def checkpoint(run, step: int):
 
 
 def back_to(run, step: int) -> None:
-    """Bring a run to where a process was killed some steps after the checkpoint of `step`:
-    history.csv, health.csv and best.keras are further.
+    """Return a run to the state in which a process was killed some steps after the checkpoint
+    of `step`: history.csv, health.csv and best.keras are from later steps.
     """
     (run / "model.keras").unlink()
     (run / "curves.png").unlink()
@@ -68,8 +66,8 @@ def back_to(run, step: int) -> None:
 
 
 class Written:
-    """Notes the files that this process opens to write, and whether it appends. Python cannot
-    remove a hook.
+    """Records the files that this process opens for writing, and whether it appends. Set
+    `files` to None to stop: Python cannot remove an audit hook.
     """
 
     def __init__(self):
@@ -87,11 +85,11 @@ class Written:
     "step",
     [
         pytest.param(8, marks=pytest.mark.backend),  # in the middle of the first epoch
-        24,  # nothing is left but to write the model
+        24,  # all steps are done; only the model is missing
     ],
 )
 def test_killed_and_resumed_to_the_bit(everything, tmp_path, step):
-    """A file gets its name when it is whole. Only health.csv grows, by lines."""
+    """A file gets its name when it is complete. Only health.csv is appended to, line by line."""
     run = tmp_path / "run"
     shutil.copytree(everything, run)
     back_to(run, step)
@@ -119,7 +117,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     assert checkpoint(run, 1)
 
 
-#: Kills itself where a checkpoint is about to get its name.
+#: Kills itself just before a checkpoint gets its name.
 KILLED = """
 import os, signal, sys
 
@@ -135,7 +133,7 @@ train.main(sys.argv[2:])
 
 @pytest.mark.process
 def test_a_killed_process_resumes_to_the_bit(everything, tmp_path, monkeypatch):
-    """It has trained in another process from the same seed."""
+    """The killed run was trained in another process, from the same seed."""
     arguments = ("digits", *TINY, *EVERYTHING, "--output", "run")
     process = start("-c", KILLED, "state-000000012", *arguments, cwd=tmp_path)
     assert finish(process)[0] == -signal.SIGKILL

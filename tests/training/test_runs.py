@@ -27,7 +27,7 @@ class TestNewDirectory:
         assert runs.new_directory(tmp_path / "new", "digits") == tmp_path / "new"
         assert not (tmp_path / "new").exists()
         assert runs.new_directory(tmp_path, "digits") == tmp_path
-        (tmp_path / ".config-3kq.json").touch()  # of a process that was killed while it wrote
+        (tmp_path / ".config-3kq.json").touch()  # left by a process that was killed while writing
         assert runs.new_directory(tmp_path, "digits") == tmp_path
 
     def test_a_directory_with_anything_in_it_or_a_file_is_refused(self, tmp_path):
@@ -113,7 +113,7 @@ class TestResuming:
             runs.check_same(run, self.BEGUN)
 
     def test_options_of_another_version(self):
-        """An unknown one is an error, a missing one has its default."""
+        """An unknown option is an error, a missing option has its default."""
         with pytest.raises(ValueError, match=r"Another version .* its option warp"):
             from_json(Config, {"optimizer": {"warp": 9}})
         assert from_json(Config, {"seed": 5, "data": {"dir": "a"}}) == Config(

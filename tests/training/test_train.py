@@ -1,5 +1,5 @@
-"""Training runs: what they leave, that options reach the network, and how they end when
-something happens.
+"""Training runs: their files, options that reach the network, and how they end if they are
+interrupted or fail.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ FILES = [
 
 
 def names(run) -> list[str]:
-    """Return the files of a run but for TensorBoard's; a checkpoint's name without its
-    hash.
+    """Return the files of a run except TensorBoard's. Names of checkpoints are without
+    their hash.
     """
     found = [re.sub(r"(state-\d+)-[0-9a-f]{16}\.npz", r"\1", name) for name in files(run)]
     return [name for name in found if not name.startswith("tensorboard")]
@@ -117,15 +117,15 @@ class TestRunDirectory:
 
 
 def test_holdout_chooses_the_best_checkpoint(everything):
-    """It is that of an average of the weights."""
+    """The checkpoint has the average of the weights."""
     described = json.loads((everything / "config.json").read_text())
     assert described["images"] == {"train": 1237, "holdout": 200, "test": 360}
     data = load(Data("digits", holdout=200))
     measured = [float(row["val_accuracy"]) for row in rows(everything / "history.csv")]
-    assert len(measured) == 3  # of 5 iterations
+    assert len(measured) == 3  # epochs of 5 iterations
     best = keras.saving.load_model(everything / "checkpoints" / "best.keras")
     assert accuracy(best, data, data.holdout) == pytest.approx(max(measured), abs=1e-6)
-    first = measured.index(max(measured))  # of equals
+    first = measured.index(max(measured))  # the first of equal epochs
     assert int(best.optimizer.iterations) == min(12, 5 * (first + 1))
     final = networks.load(everything / "model.keras")
     assert accuracy(final, data, data.holdout) == pytest.approx(measured[-1], abs=1e-6)
@@ -169,7 +169,7 @@ def test_watching_the_test_set_and_the_health_changes_nothing(run, tmp_path, cap
 
 
 class TestEndings:
-    """Runs that are interrupted, diverge, or find no room."""
+    """Runs that are interrupted, diverge, fail, or find their directory in use."""
 
     def test_interruption(self, tmp_path, capsys, monkeypatch):
         """It ends after its step, saves, and says how to resume."""
@@ -202,8 +202,8 @@ class TestEndings:
         unfinished = ["checkpoints/network.json", "config.json", "first_losses.csv", "health.csv"]
         assert names(tmp_path / "run") == sorted([*unfinished, *checkpoints(0)])
 
-    def test_a_loss_above_that_of_guessing(self, run, tmp_path, capsys):
-        """A finished run, whose last loss is changed, says what it says at its end."""
+    def test_a_loss_above_guessing(self, run, tmp_path, capsys):
+        """A finished run prints its last messages again. Here its last loss is changed."""
         shutil.copytree(run, tmp_path / "run")
         history = tmp_path / "run" / "history.csv"
         last = rows(history)[-1]["loss"]
@@ -228,7 +228,9 @@ class TestEndings:
         assert names(run) == []
 
     def test_another_process_has_begun_a_run_in_the_directory(self, tmp_path, capsys, monkeypatch):
-        """It did so after this one had found the directory empty, and has ended since."""
+        """The other process started after this one had found the directory empty, and has
+        already finished.
+        """
 
         @contextlib.contextmanager
         def held(run):
@@ -241,7 +243,7 @@ class TestEndings:
         assert names(tmp_path / "run") == ["config.json"]
 
     def test_image_that_breaks_off(self, tmp_path, capsys):
-        """It is found where it is decoded, after the first epoch."""
+        """The broken image is found when it is decoded, after the first epoch."""
         pictures.write_folder(tmp_path / "pictures", images=2, size=(64, 64))
         bad = tmp_path / "pictures" / "test" / "dog" / "cut.jpg"
         with pictures.Image.open(bad.with_name("0.png")) as image:
@@ -289,7 +291,7 @@ def test_another_option_than_the_run_was_begun_with(run, capsys):
 
 @pytest.mark.backend
 def test_rare_classes_weigh_more(tmp_path):
-    """The loss of the first step, from the logits that the network starts with."""
+    """Compute the loss of the first step from the logits of the initial network."""
     images = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 1), "uint8")
     labels = np.array([0, 1, 1, 2] * 4)
     part = {"x_test": images[:4], "y_test": labels[:4]}

@@ -21,15 +21,15 @@ def record(
     device: str = "NVIDIA H200",
     dtype: str = "float32",
 ) -> Record:
-    """Return a run.
+    """Return the record of a run.
 
     Args:
-        trial, seed: Which it is.
-        error: Its final test error in percent; None: it diverged.
-        loss: Its final training loss.
-        errors: Its test errors, 10 iterations apart; one, the final one, by default.
-        seconds, together: Its time, and the number of runs that shared the device.
-        device, dtype: Its device and its precision.
+        trial, seed: Trial and seed of the run.
+        error: Final test error in percent. None: the run diverged.
+        loss: Final training loss.
+        errors: Test errors, 10 iterations apart. Default: only the final one.
+        seconds, together: Time of the run, and number of runs that shared the device.
+        device, dtype: Device and precision.
     """
     errors = list(errors) or [error]
     points = len(errors)
@@ -56,7 +56,7 @@ def record(
 
 
 def write(folder: Path, trial: str, errors, losses: Sequence[float] = (), **options) -> None:
-    """Write a file for each of the errors, which are of seeds 0, 1, ..."""
+    """Write a file for each of the errors, with the seeds 0, 1, ..."""
     losses = losses or [0.5] * len(errors)
     for seed, (error, loss) in enumerate(zip(errors, losses, strict=True)):
         results.write(folder, record(trial, seed, error, loss, **options))

@@ -1,5 +1,5 @@
-"""Profiles before training: the numbers against a network that is run by hand, the
-files, the command and its mistakes.
+"""Profiles before training: their numbers against figures by hand, the files, the command
+and its errors.
 """
 
 import json
@@ -18,7 +18,7 @@ def run(*arguments):
 
 
 def signals(x_mean, x_std, gradient_norm, stages):
-    """Return a Propagation of a network of so many units in each stage."""
+    """Return a Propagation. `stages` has the number of units of each stage."""
     units = tuple(f"stage{s}_unit{u}" for s, n in enumerate(stages, 1) for u in range(1, n + 1))
     names = "x_norm residual_norm residual_mean residual_std shortcut_norm cut dead"
     return kp.analysis.Propagation(
@@ -46,7 +46,7 @@ def test_long_profile_is_thinned_but_for_its_ends():
     np.testing.assert_allclose(record["gradient_ratio"], np.exp(1 - 1 / total), rtol=1e-5)
 
 
-def test_what_overflows_is_null():
+def test_overflows_are_null():
     record = profiles.profile(signals([0, 0, 0], [1, 2, np.nan], [np.inf, np.inf, 1], [2]))
     assert record["growth"] is None
     assert record["gradient_ratio"] is None
@@ -56,7 +56,7 @@ def test_what_overflows_is_null():
 
 
 def test_depths_are_measured_once_written_and_shown(tmp_path, capsys, monkeypatch):
-    """In this process; a user's are children."""
+    """The test measures in this process; the command starts child processes."""
     monkeypatch.setattr(depth, "measured_apart", lambda settings, _: profiles.measure(settings))
     options = "--layers 11 20 29 --networks original preact_scaled plain --batch 4 --output"
     run("--smoke", options, tmp_path)
@@ -74,7 +74,7 @@ def test_depths_are_measured_once_written_and_shown(tmp_path, capsys, monkeypatc
     assert "overflow float32" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
-    (folder / ".original-20-x1.json").write_text("{")  # as a killed process leaves it
+    (folder / ".original-20-x1.json").write_text("{")  # a killed process leaves such a file
     records = depth.read(tmp_path)
     assert [record["settings"]["layers"] for record in records] == [11, 20] * 2
     row = depth.table(records).splitlines()[-1]

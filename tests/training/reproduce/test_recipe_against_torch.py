@@ -1,10 +1,11 @@
-"""Steps of the paper's CIFAR recipe against the same in PyTorch: loss, gradients,
+"""Steps of the paper's CIFAR recipe against the same steps in PyTorch: loss, gradients,
 velocities, weights, moving statistics.
 
-In float64, where the two differ by rounding alone. In float32 a sum rounded otherwise
-takes some ReLU across 0, and with random labels the gradient of one among thousands is
-a percent of a weight's: an error in the decay, 1e-4 of a weight, would not be seen.
-There the forward pass is compared.
+They are compared in float64, in which the two differ only by rounding. In float32,
+another rounding of a sum moves the input of some ReLU across 0. With random labels, the
+gradient through one ReLU among thousands is a percent of a weight's gradient, so that an
+error in the decay, 1e-4 of a weight, would not be seen. In float32, only the forward
+pass is compared.
 """
 
 import contextlib
@@ -29,13 +30,13 @@ pytestmark = pytest.mark.backend
 
 BACKEND = keras.backend.backend()
 
-#: Of CIFAR-10's training images, as in the released code.
+#: Mean and standard deviation of CIFAR-10's training images, as in the released code.
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 SIZE, STEPS, WIDTH = 8, 3, 4
 
-#: Relative to the largest value of the same weight; rounding was seen to make 3e-13 of it.
-#: TensorFlow makes tensors of plain numbers in float32, so that rate and decay are off by 2e-8, and
-#: the velocities by 2e-7.
+#: Largest difference, relative to the largest value of the same weight. Rounding was observed to
+#: make 3e-13. TensorFlow makes float32 tensors from Python numbers, so that rate and decay have
+#: errors of 2e-8, and the velocities of 2e-7.
 TOLERANCE = 1e-6 if BACKEND == "tensorflow" else 1e-11
 
 
@@ -45,7 +46,7 @@ def float64(monkeypatch):
     normalisation.
     """
     before = keras.config.floatx()
-    # result_type(float64, float32), in which batch normalisation computes, is float32 but on
+    # batch normalisation computes in result_type(float64, float32), which is float32 except on
     # TensorFlow
     monkeypatch.setitem(dtypes.BIT64_TO_BIT32_DTYPE, "float64", "float64")
     wide = contextlib.nullcontext()
@@ -61,7 +62,7 @@ def float64(monkeypatch):
 
 @dataclasses.dataclass
 class Case:
-    """What both sides train: a recipe's iteration `start` and the two after it."""
+    """A network and a recipe; both sides train iteration `start` and the two after it."""
 
     arrangement: str = "full_preactivation"
     block: str = "basic"
@@ -91,7 +92,7 @@ class Case:
         return model
 
     def draws(self):
-        """For each step: 8-bit images, the numbers of their crops, and labels."""
+        """Yield for each step 8-bit images, the random numbers of their crops, and labels."""
         random = np.random.default_rng(3)
         n = self.config.batch_size
         for _ in range(STEPS):
@@ -134,7 +135,7 @@ class Case:
 
 
 def difference(got, want):
-    """The largest of all weights, each relative to its largest value."""
+    """The largest difference in any weight, relative to the largest value of that weight."""
     assert got.keys() == want.keys()
     return max(
         float(np.abs(got[path] - want[path]).max() / np.abs(want[path]).max()) for path in want
@@ -142,13 +143,13 @@ def difference(got, want):
 
 
 def differences(ours, theirs):
-    """By what is compared, after every step."""
-    found = {}
+    """Return the differences after every step: step and compared quantity to difference."""
+    errors = {}
     for step, (got, want) in enumerate(zip(ours, theirs, strict=True), 1):
-        found[step, "loss"] = abs(got.loss - want.loss) / want.loss
-        found[step, "weights"] = difference(got.weights, want.weights)
-        found[step, "velocities"] = difference(got.velocities, want.velocities)
-    return found
+        errors[step, "loss"] = abs(got.loss - want.loss) / want.loss
+        errors[step, "weights"] = difference(got.weights, want.weights)
+        errors[step, "velocities"] = difference(got.velocities, want.velocities)
+    return errors
 
 
 CASES = [
@@ -161,7 +162,8 @@ CASES = [
 ]
 
 
-#: Torch compiles nothing and takes all cases; for the others, two have every layer.
+#: Torch compiles nothing, so it has all cases. The other backends have two, which contain every
+#: layer.
 HERE = CASES if BACKEND == "torch" else (CASES[0], CASES[3])
 
 
@@ -182,8 +184,8 @@ def test_steps_agree(case, float64):
 
 
 def test_float32_goes_forward_alike():
-    """Loss and moving statistics of the first step, whose batch statistics come from
-    the backend's kernels here.
+    """Compare loss and moving statistics of the first step. In float32, the batch
+    statistics come from the backend's kernels.
     """
     case = Case(arrangement="original")
     model = case.model("float32")
@@ -198,8 +200,8 @@ def test_float32_goes_forward_alike():
 
 
 def test_batches_agree():
-    """Ours is padded, cropped and flipped in 8 bits and normalised by the network's
-    first layer.
+    """Our batches are padded, cropped and flipped in 8 bits; the network's first layer
+    normalises them.
     """
     case, preprocessing = Case(), kp.preprocessing.PREPROCESSING["cifar10"]
     normalize = case.model("float32", mean=preprocessing.mean, std=preprocessing.std).get_layer(
@@ -215,8 +217,8 @@ def test_batches_agree():
         got = keras.ops.convert_to_numpy(normalize(crop_flip(np.arange(len(images)), *numbers)))
         want = torch_recipe.batch(images, MEAN, STD, *numbers).numpy()
         np.testing.assert_allclose(np.moveaxis(got, -1, 1), want, atol=1e-6)
-        # the released code pads with zeros after the normalisation: half a pixel value is between
-        # the two
+        # the released code pads with zeros after the normalisation: the two differ by less than
+        # half a pixel value
         normal = (torch.tensor(images.astype("float64")) - torch.tensor(MEAN)) / torch.tensor(STD)
         zeros = torch.nn.functional.pad(normal.permute(0, 3, 1, 2), (4, 4, 4, 4))
         assert np.abs(want - torch_recipe.crop_and_flip(zeros, *numbers).numpy()).max() < 0.5 / min(

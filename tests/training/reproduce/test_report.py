@@ -1,5 +1,5 @@
-"""The report says what the results say: numbers worked out by hand, words for few and
-for diverged runs, no mixed rows.
+"""The report agrees with the results: numbers by hand, words for few runs and for diverged
+runs, no mixed rows.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ SMALL_FULL, SMALL_ORIGINAL = "digits/resnet110-full_preactivation", "digits/resn
 
 
 def section(folder: Path, table: str) -> str:
-    """Write the report, and return what it says of a table."""
+    """Write the report, and return its section about a table."""
     report(folder)
     parts = re.split(r"^## (.*)\n", (folder / "README.md").read_text(), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))[TABLES[table].title]
 
 
 def rows(text: str) -> dict[str, dict[str, str]]:
-    """Return the rows of a Markdown table by their labels: heading to cell."""
+    """Return the rows of a Markdown table: label to heading to cell."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
@@ -42,7 +42,7 @@ def rows(text: str) -> dict[str, dict[str, str]]:
         ([1, 2, 3], [3.266, 4.266, 5.266], 0),
         ([1, 2, 3], [3.268, 4.268, 5.268], -1),
         ([1], [50, 51], 0),
-        ([1, 1], [50, 50], 0),  # equal numbers do not say how far the next one lies
+        ([1, 1], [50, 50], 0),  # equal numbers have no spread to estimate an interval from
         ([5, 6, 7], [None, None, None], -1),
         ([5, 6, 7], [6, None, 6], 0),
         ([None] * 5, [None] * 5, 0),
@@ -83,8 +83,8 @@ def test_views_of_the_test_images(tmp_path):
 
 
 def test_against_the_original(tmp_path):
-    """By name: the paper's errors are full 6.37, original 6.61, ReLU only 6.71, ReLU before
-    addition 7.84, BN after addition 8.17.
+    """The paper's errors are: full pre-activation 6.37, original 6.61, ReLU-only
+    pre-activation 6.71, ReLU before addition 7.84, BN after addition 8.17.
     """
     name = "cifar10/resnet110-{}".format
     write(tmp_path, name("original"), [9.3, 9.4, 9.5])

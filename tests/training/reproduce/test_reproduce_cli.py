@@ -21,28 +21,28 @@ TRIAL = "digits/resnet110-original"
 
 
 class Child:
-    """Stands in for a training process. It ends with a status; with a signal's number, it
-    sends that to its parent first, and waits until it gets it back.
+    """Replaces a training process. It exits with `status`. If it has the number of a signal,
+    it first sends the signal to its parent, and waits until it gets it back.
     """
 
     def __init__(self, status: int, number: int | None = None):
-        self.status, self.number, self.told = status, number, threading.Event()
+        self.status, self.number, self.signalled = status, number, threading.Event()
 
     def wait(self) -> int:
         if self.number is not None:
             os.kill(os.getpid(), self.number)
-            assert self.told.wait(60)
+            assert self.signalled.wait(60)
         return self.status
 
     def send_signal(self, number: int) -> None:
         assert number == self.number
-        self.told.set()
+        self.signalled.set()
 
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """Return a function that trains rows of the small tables, with the children that
-    are started one after another, and notes their jobs and backends in `started`.
+    """Return a function that trains rows of the small tables. It takes the children to
+    start, in their order, and records their jobs and backends in `started`.
     """
     monkeypatch.chdir(tmp_path)
 
@@ -68,8 +68,8 @@ def started(train) -> list:
     return [(trial, seed) for (trial, seed, _), _ in train.started]
 
 
-def test_missing_runs_alone_are_trained(train, tmp_path, capsys):
-    """Rows of both tables in small; the original ResNet-110 is in both."""
+def test_only_missing_runs_are_trained(train, tmp_path, capsys):
+    """The original ResNet-110 is in both of the small tables."""
     done = results.path(tmp_path / "results", TRIAL, 1)
     done.parent.mkdir(parents=True)
     done.touch()
@@ -122,7 +122,7 @@ def test_rows_are_chosen_by_label_name_or_part():
 
     assert names() == [row.trial.name for row in rows.TABLES["table1"].rows]
     original = ["cifar10/resnet110-original"]
-    assert names("resnet110-original") == original  # and no name that begins so
+    assert names("resnet110-original") == original  # and no longer names that begin with it
     assert names("ResNet-110, identity (1, 1)") == original
     assert len(names("gating")) == 5
     with pytest.raises(UserError, match="Unknown row 'resnet164-original' of table1"):

@@ -1,6 +1,4 @@
-"""Results are files that hold what was measured, all of it, and are refused where they
-do not.
-"""
+"""Results are files that hold all measurements of a run; other files are refused."""
 
 import dataclasses
 import json
@@ -16,7 +14,7 @@ TRIAL, OTHER = "cifar10/resnet110-original", "cifar10/resnet110-full_preactivati
 
 
 def parsed(text: str):
-    """Return what strict JSON holds, which knows no NaN."""
+    """Parse strict JSON, which has no NaN."""
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
@@ -29,7 +27,7 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     assert run.error == 6.61
 
 
-def test_what_is_no_number_is_null(tmp_path):
+def test_numbers_that_are_not_finite_are_null(tmp_path):
     run = record(TRIAL, 0, None, errors=(math.inf, math.nan))
     found = parsed(results.write(tmp_path, run).read_text())
     assert found["curves"]["test_error"] == [None, None]

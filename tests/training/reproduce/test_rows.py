@@ -12,8 +12,8 @@ from tests.training import images as pictures
 from training import networks, plans
 from training.reproduce import rows
 
-#: Table to what it has of the published ones, its recipe, and the number of its rows, counted in
-#: the paper.
+#: Name of a table to the published table, its recipe, and the number of its rows, counted in the
+#: paper.
 PUBLISHED = {
     **{"table1": ("1", "paper", 11), "table2": ("2", "paper", 10), "table3": ("3", "paper", 12)},
     **{"table4": ("4", "batch64", 1), "first_paper": ("6 of 1512.03385", "paper", 5)},
@@ -42,7 +42,7 @@ def test_every_published_row_is_there():
 
 
 def test_preactivation_at_the_depths_of_the_first_paper():
-    """They differ from its rows in the arrangement alone."""
+    """They differ from the first paper's rows only in the arrangement."""
     original = {row.trial.name: row.trial for row in rows.TABLES["first_paper"].rows}
     for row, depth in zip(rows.TABLES["preact"].rows, (20, 32, 44, 56), strict=True):
         plain = original[f"cifar10/resnet{depth}-original"]
@@ -72,7 +72,7 @@ def trial(table: str) -> rows.Trial:
     ],
 )
 def test_shorter_recipes_have_its_parts_in_proportion(table, images, rates):
-    """`rates` has the rate of each phase, by the iteration after its last."""
+    """`rates` has the rate of each phase by the iteration after the phase's last one."""
     config = trial(table).config(0)
     plan = plans.plan(config, images)
     assert plan.iterations == max(rates)
@@ -83,12 +83,12 @@ def test_shorter_recipes_have_its_parts_in_proportion(table, images, rates):
 
 
 def plain_config(network):
-    """Return the configuration without names, which Keras numbers."""
+    """Return the configuration without names, because Keras numbers them."""
     config = network.get_config() | {"name": "", "mean": None, "std": None}
     return re.sub(r'"name": "\w+"', "", json.dumps(config, default=str, sort_keys=True))
 
 
-#: The small ResNet-110s have all options; the deeper networks say nothing more.
+#: The small ResNet-110s have all options; deeper networks would test nothing more.
 SMALL = {
     row.trial.name: row
     for name in ("digits1", "digits2")
@@ -99,7 +99,7 @@ SMALL = {
 
 @pytest.mark.parametrize("name", SMALL)
 def test_networks_are_the_published_ones(name):
-    """The options of --model give what the builder gives."""
+    """The options of --model give the same network as the builder."""
     row = SMALL[name]
     data = pictures.in_memory(np.zeros((4, 8, 8, 1), "uint8"), classes=10)
     config = row.trial.config(0)

@@ -1,4 +1,4 @@
-"""A run of a row is an ordinary run; its result says what the run directory says."""
+"""A run of a row is an ordinary run, and its result agrees with the run directory."""
 
 import dataclasses
 import json
@@ -70,7 +70,7 @@ def test_the_result_is_that_of_the_run(job, tmp_path):
 
 
 def test_a_run_that_is_measured_at_its_end(job, tmp_path, monkeypatch):
-    """With the views of the trial; the test images are not looked at before."""
+    """It is measured with the views of the trial; the test images are not used before."""
     trial = dataclasses.replace(rows.TRIALS["digits/tiny"], measurements=0, views=("one", "flip"))
     monkeypatch.setitem(rows.TRIALS, trial.name, trial)
     [record] = job("tiny", 0)

@@ -1,8 +1,8 @@
-"""The paper's CIFAR networks and a step of their training in PyTorch, from the papers
-alone: nothing here is the library's.
+"""The paper's CIFAR networks and steps of their training in PyTorch, written from the
+papers: nothing here is from the library.
 
-Modules are called as the weights of the Keras network are, so that a state goes over by
-its paths.
+Modules have the names of the Keras network's weights, so that paths can map weights from
+one to the other.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ nn, functional = torch.nn, torch.nn.functional
 
 relu = functional.relu
 
-#: Block: sizes of its kernels, channels out for each of its width.
+#: Block to the sizes of its kernels, and its output channels over its width.
 BLOCKS = {"basic": ((3, 3), 1), "bottleneck": ((1, 3, 1), 4)}
 
 
@@ -24,12 +24,12 @@ def conv(channels, filters, size, stride=1):
 
 
 def norm(channels):
-    """As Torch has it: epsilon 1e-5, a share of 0.1 for the new batch."""
+    """Torch's default: epsilon 1e-5, a share of 0.1 for the new batch."""
     return nn.BatchNorm2d(channels, eps=1e-5, momentum=0.1)
 
 
 class OptionA(nn.Module):
-    """Every second pixel, and zeros for the channels that are missing."""
+    """Takes every second pixel, and adds channels of zeros."""
 
     def __init__(self, channels, filters, stride):
         super().__init__()
@@ -42,8 +42,8 @@ class OptionA(nn.Module):
 
 
 class Unit(nn.Module):
-    """Weights, and the change of shape, which is a projection for bottlenecks, option A
-    else. The first weight strides.
+    """Has the weights and the change of shape: a projection in bottlenecks, else option A.
+    The first weight has the stride.
     """
 
     normalized_projection = False
@@ -81,7 +81,7 @@ class PreActivation(Unit):
                 self.branch[f"norm_{i}"] = norm(channels)
 
     def forward(self, x):
-        # the first unit's activation is the stem's; both paths of a unit that changes the shape see
+        # the stem has the first unit's activation; both paths of a unit that changes the shape read
         # the activated x
         activated = x if self.first else relu(self.branch["norm_0"](x))
         f = self.branch["conv_1"](activated)
@@ -107,8 +107,8 @@ class Original(Unit):
 
 
 class ResNet(nn.Module):
-    """A 3x3 convolution, three stages of `units` units at one, a half and a quarter of
-    the size, mean, classifier.
+    """A 3x3 convolution, three stages of `units` units at the full, a half and a quarter
+    of the size, the mean, and a classifier.
     """
 
     def __init__(self, arrangement, block, units, width, classes=10):
@@ -170,7 +170,7 @@ def from_torch(tensor):
 
 
 def with_weights(net, weights):
-    """Take over weights by path: each of them, and none is left."""
+    """Load weights by path. All must match: none may be missing or left over."""
     state = {torch_name(path): to_torch(value) for path, value in weights.items()}
     state |= {
         name: value
@@ -182,8 +182,8 @@ def with_weights(net, weights):
 
 
 def batch(images, mean, std, top, left, flip):
-    """Pad 4, crop, flip half, normalise. The padding is the mean, which is a colour,
-    three whole numbers, in an image file.
+    """Pad by 4, crop, flip half of the images, normalise. The padding has the mean colour,
+    rounded to whole numbers as in an 8-bit image.
     """
     mean, std = (torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std))
     pixels = torch.tensor(images).permute(0, 3, 1, 2).double()
@@ -192,7 +192,7 @@ def batch(images, mean, std, top, left, flip):
 
 
 def crop_and_flip(padded, top, left, flip):
-    """Cut the images out of their padding of 4, and turn some of them around."""
+    """Cut the images out of images with a padding of 4, and flip some of them."""
     height, width = padded.shape[2] - 8, padded.shape[3] - 8
     crops = [
         image[:, t : t + height, s : s + width]
@@ -205,8 +205,8 @@ def crop_and_flip(padded, top, left, flip):
 
 @dataclasses.dataclass
 class State:
-    """State of the training: loss of the last batch; by Keras' paths and in its layout
-    the weights and velocities.
+    """State of the training: the loss of the last batch, and weights and velocities by
+    Keras' paths and in Keras' layout.
     """
 
     loss: float
@@ -215,8 +215,8 @@ class State:
 
 
 def train(net, paths, batches, rates, *, nesterov):
-    """Train for a step with each of the batches and rates; return the state after
-    every step, and the first gradient.
+    """Train one step with each of the batches and rates. Return the state after every
+    step, and the first gradient.
 
     Args:
         paths: Paths of the Keras network's weights.
@@ -239,8 +239,8 @@ def train(net, paths, batches, rates, *, nesterov):
     net.train()
     for step, ((x, labels), rate) in enumerate(zip(batches, rates, strict=True), 1):
         if step > 1:
-            # `v = 0.9 v - rate g`, as in Caffe, where the paper's runs were made, and Keras. Torch
-            # keeps `v / rate` and so multiplies the old part along when the rate changes.
+            # `v = 0.9 v - rate g`, as in Keras and in Caffe, with which the paper's runs were made.
+            # Torch keeps `v / rate`, so that a change of the rate would also scale the old part.
             for state in optimizer.state.values():
                 state["momentum_buffer"] *= rates[step - 2] / rate
         optimizer.param_groups[0]["lr"] = rate
@@ -255,8 +255,8 @@ def train(net, paths, batches, rates, *, nesterov):
             }
         optimizer.step()
         tensors = net.state_dict()
-        # Keras' running variances are means over n, Torch's over n - 1. What is no batch's is start
-        # * 0.9^step
+        # Keras' running variances are means over n, Torch's over n - 1. The part that is not from
+        # the batches is start * 0.9^step
         for name, n in counts.items():
             kept = starts[name] * 0.9**step
             tensors[f"{name}.running_var"] = (
@@ -276,7 +276,7 @@ def train(net, paths, batches, rates, *, nesterov):
     return states, gradients
 
 
-#: Iterations of a recipe, and those from which the rate is a tenth.
+#: Iterations of a recipe, and the iterations after which the rate is divided by 10.
 RUNS = {
     "cifar10": (64_000, (32_000, 48_000)),
     "cifar10_batch64": (200 * 781, (81 * 781, 122 * 781)),
@@ -284,7 +284,9 @@ RUNS = {
 
 
 def paper_rates(recipe):
-    """Return the rate of each iteration: 0.01 for 400, 0.1, and a tenth from each drop."""
+    """Return the rate of each iteration: 0.01 for 400 iterations, then 0.1, divided by 10
+    at each drop.
+    """
     length, (first, second) = RUNS[recipe]
     step = np.arange(length)
     return np.where(step < 400, 0.01, 0.1 / 10.0 ** ((step >= first) * 1 + (step >= second)))
