@@ -62,12 +62,12 @@ def parse(line: str) -> None:
         cli(stub, *arguments, **options)
         raise Parsed
 
-    said = io.StringIO()
+    output = io.StringIO()
     with (
         mock.patch.object(tyro, "cli", typed),
         mock.patch.object(train, "train", side_effect=AssertionError(line)),
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
         contextlib.suppress(Parsed),
     ):
         status = None
@@ -75,5 +75,5 @@ def parse(line: str) -> None:
             console.main(argv)
         except SystemExit as ended:
             status = ended.code
-        assert not status, f"{line}\n{said.getvalue()}"
+        assert not status, f"{line}\n{output.getvalue()}"
         assert any(word in ("--help", "--version") for word in argv), f"{line} ran"

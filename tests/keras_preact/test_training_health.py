@@ -670,9 +670,9 @@ class TestInput:
         x = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3, name="stem")(x))
         model = keras.Model(inputs, layers.Dense(10)(x))
         model.compile("sgd", CROSS_ENTROPY, **EAGERLY)
-        said: list[str] = []
-        fit(model, np.zeros((8, 8, 8, 3)), np.zeros(8), watch(1000, said.append, sample=sample))
-        return said
+        messages: list[str] = []
+        fit(model, np.zeros((8, 8, 8, 3)), np.zeros(8), watch(1000, messages.append, sample=sample))
+        return messages
 
     @pytest.mark.parametrize(
         ("preprocessing", "right"),

@@ -14,10 +14,12 @@ from training import backends
 def test_tensorflow_leaves_the_accelerator_to_others(backend, hidden, monkeypatch):
     import tensorflow as tf
 
-    told = []
-    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *arguments: told.append(arguments))
+    calls = []
+    monkeypatch.setattr(
+        tf.config, "set_visible_devices", lambda *arguments: calls.append(arguments)
+    )
     backends.keep_accelerator_for_backend(backend)
-    assert told == hidden
+    assert calls == hidden
 
 
 @pytest.mark.backend

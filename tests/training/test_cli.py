@@ -30,17 +30,17 @@ def fail(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "stderr"),
     [
         (cli.UserError("two\n  lines"), 2, "error: two lines\n"),
         (OSError("gone"), 2, "error: gone\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_errors_end_with_a_line_and_a_status(error, status, said, capsys):
+def test_errors_end_with_a_line_and_a_status(error, status, stderr, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.guard(lambda: fail(error))
-    assert (ended.value.code, capsys.readouterr().err) == (status, said)
+    assert (ended.value.code, capsys.readouterr().err) == (status, stderr)
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError])

@@ -117,9 +117,9 @@ class TestConverting:
         run(tmp_path / "own.keras", tmp_path / "net.keras", *size)
         model = load(tmp_path / "net.keras")
         assert (model.input_shape, model.output_shape) == ((None, 32, 32, 1), (None, 7))
-        said = capsys.readouterr().out
-        assert "1 channels instead of 3: the first kernel" in said
-        assert "7 classes instead of 3: the classifier is new" in said
+        output = capsys.readouterr().out
+        assert "1 channels instead of 3: the first kernel" in output
+        assert "7 classes instead of 3: the classifier is new" in output
         own, given = weights.to_timm(model), weights.to_timm(imagenet)
         np.testing.assert_array_equal(own["norm.bias"], given["norm.bias"])
 

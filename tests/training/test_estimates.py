@@ -66,9 +66,9 @@ def test_attention_in_closed_form():
 
 def test_a_dry_run_describes_the_run_and_writes_nothing(tmp_path, capsys):
     run_train(tmp_path / "run", "--data.mixup 0.2 --data.rand-augment 2 9 --dry-run")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "RandAugment, 2 operations of magnitude 9; mixup with alpha 0.2" in said
-    assert "Updates 5 with 64 images each" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "RandAugment, 2 operations of magnitude 9; mixup with alpha 0.2" in output
+    assert "Updates 5 with 64 images each" in output
     assert list(tmp_path.iterdir()) == []
 
 

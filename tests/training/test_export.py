@@ -52,8 +52,8 @@ def test_predict_and_the_card_are_of_the_run(trained, exported, tmp_path, capsys
     config = json.loads((trained / "config.json").read_text())["config"]
     places = {"data": config["data"] | {"dir": None}, "output": None}
     assert card["run"]["config"] == config | places
-    told = {"directory": "digits-1", "checkpoint": "final", "recipe": "digits"}
-    assert card["run"].items() >= told.items()
+    expected = {"directory": "digits-1", "checkpoint": "final", "recipe": "digits"}
+    assert card["run"].items() >= expected.items()
     assert card["classes"] == CLASSES
     assert card["metrics"]["accuracy"] == 0.5
     assert "model" not in card["metrics"]

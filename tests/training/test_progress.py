@@ -53,8 +53,8 @@ class TestLineOfAnEpoch:
         logs = {"accuracy": 0.25, "loss": 2.0, "val_accuracy": 0.5, "val_loss": 1.23456}
         training.epoch(0, 0, 4, 10.0, 6.0, **logs)
         # images/s: 150 in 30 s. Left: 8 updates, at the rate of the 3 in 36 s since the first one
-        said = "loss 2.0000, accuracy 0.2500; held-out loss 1.2346, accuracy 0.5000"
-        assert training.lines == [f"Epoch 1/3: {said}; 5 images/s; 1 min 36 s left"]
+        metrics = "loss 2.0000, accuracy 0.2500; held-out loss 1.2346, accuracy 0.5000"
+        assert training.lines == [f"Epoch 1/3: {metrics}; 5 images/s; 1 min 36 s left"]
         figures = {"learning_rate": 0.025, "images_per_second": 5.0, "seconds": 46.0}
         assert training.progress.figures == figures
         training.now += 1.0

@@ -41,14 +41,14 @@ class TestNewDirectory:
 
 class TestHeld:
     def test_by_one_until_its_end(self, tmp_path):
-        said = f"process {os.getpid()} on {socket.gethostname()} since "
+        owner = f"process {os.getpid()} on {socket.gethostname()} since "
         for _ in range(2):
             with runs.held(tmp_path):
                 before = (tmp_path / ".lock").read_text()
-                assert before.startswith(said)
+                assert before.startswith(owner)
                 with pytest.raises(UserError) as raised, runs.held(tmp_path):
                     pass
-                assert str(raised.value).startswith(f"{tmp_path} is in use by {said}")
+                assert str(raised.value).startswith(f"{tmp_path} is in use by {owner}")
                 assert (tmp_path / ".lock").read_text() == before
 
     def test_a_file_system_without_locks(self, tmp_path, monkeypatch):

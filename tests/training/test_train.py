@@ -187,8 +187,8 @@ class TestEndings:
         finally:
             signal.signal(signal.SIGINT, before)
         assert ended.value.code == 130
-        said = "Interrupted after iteration 7 of 22; the checkpoint is saved. Resume: "
-        assert capsys.readouterr().out.endswith(f"{said}keras-preact train --resume {run}\n")
+        message = "Interrupted after iteration 7 of 22; the checkpoint is saved. Resume: "
+        assert capsys.readouterr().out.endswith(f"{message}keras-preact train --resume {run}\n")
         unfinished = ["checkpoints/network.json", "config.json", "first_losses.csv"]
         assert names(run) == sorted([*unfinished, *checkpoints(0, 7)])
 

@@ -124,7 +124,7 @@ def _summary(specimen) -> dict[str, str]:
         "Statistics of normalisation": (
             "of the batch, as in training, since the network is untrained"
             if specimen.training
-            else "moving averages, as at inference; the audit uses those of the batch"
+            else "moving averages, as at inference; the audit uses batch statistics"
         ),
         "Software": f"Keras {keras.__version__}, {keras.backend.backend()}, {backends.device()}",
     }

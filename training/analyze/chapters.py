@@ -19,7 +19,7 @@ from keras_preact.analysis import figures, jacobians
 from .page import TEXTS
 from .specimen import Specimen
 
-#: Largest x_1, in entries, whose Jacobian is measured; number of singular values if not all.
+#: Most entries of x_1 for the Jacobian; number of singular values if not all are computed.
 LARGEST_INPUT, LARGEST_VALUES = 50_000, 8
 #: Number of sets of units of each size that are removed, and number of sizes.
 SETS, SIZES = 3, 6

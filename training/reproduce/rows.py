@@ -70,7 +70,7 @@ class Trial:
         model: The network.
         measurements: Measurements of the test images in a run. 0: only at its end, with
             the views of `views`.
-        views: Views of an image whose logits are averaged, see `keras-preact evaluate`.
+        views: Views of an image; their logits are averaged. See `keras-preact evaluate`.
     """
 
     name: str
