@@ -101,7 +101,8 @@ def _write(specimen, folder: Path, quick: bool) -> int:
             key: value for picture in pictures for key, value in picture.numbers.items()
         }
         seconds = time.perf_counter() - start
-        print(f"  {name}: {len(pictures)} pictures, {seconds:.1f} s", flush=True)
+        plural = "s" * (len(pictures) > 1)
+        print(f"  {name}: {len(pictures)} picture{plural}, {seconds:.1f} s", flush=True)
     runs.write_json(folder / "analysis.json", runs.plain(numbers), indent=1)
     (folder / "audit.txt").write_text(f"{audit}\n", encoding="utf-8")
     text = page.render(specimen.name, summary, audit, written, left_out)
