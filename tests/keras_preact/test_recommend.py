@@ -74,13 +74,15 @@ def test_the_papers_recipes_win_for_the_papers_networks(depth):
     check_rates(got, 64, 1000, rates)
     assert got.model_options["kernel_initializer"].get_config()["mode"] == "fan_out"
     assert not got.optimizer_options
-    assert not recommend(depth=1203, task="cifar").drops  # for deeper networks, the guide holds
+    assert not recommend(depth=1203, task="cifar").drops  # deeper networks get the guide's advice
     rates = {0: 0.1, 299: 0.1, 300: 0.01, 599: 0.01, 600: 0.001, 899: 0.001}
     check_rates(recommend(depth=152, task="imagenet"), 90, 10, rates)
     # the warm-up of a short training is shorter
     rates = {0: 0.01, 9: 0.01, 10: 0.1, 19: 0.1, 20: 0.01, 29: 0.01, 30: 0.001, 39: 0.001}
     check_rates(got, 4, 10, rates)
-    assert recommend(depth=1001, task="cifar", batch_size=64).learning_rate == 0.1  # of the 4.62 %
+    assert (
+        recommend(depth=1001, task="cifar", batch_size=64).learning_rate == 0.1
+    )  # as for the paper's 4.62 %
     assert recommend(depth=110, task="cifar", batch_size=512).learning_rate == pytest.approx(0.2)
 
 

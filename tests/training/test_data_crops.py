@@ -78,7 +78,7 @@ def _rises(columns: np.ndarray) -> bool:
 def test_half_of_the_images_are_flipped_or_none(augmentation):
     image = np.broadcast_to(5 * np.arange(1, 41, dtype="uint8")[:, None], (40, 40, 1))
     data = pictures.in_memory(np.tile(image, (50, 1, 1, 1)))
-    for flip, least, most in (("random", 70, 130), ("none", 0, 0)):  # of 200
+    for flip, least, most in (("random", 70, 130), ("none", 0, 0)):  # of 200 images
         stream = training_stream(data, 50, augmentation, None, 1, "reflect", flip=flip)
         crops = np.concatenate([pixels for pixels, _ in pictures.batches(stream, 4)])
         # only columns outside of the padding: the reflection reverses the order of the others

@@ -82,7 +82,7 @@ def _check(question: Question) -> None:
 
 
 def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, str]:
-    """Return the label of each candidate to the label of its baseline."""
+    """Map the label of each candidate to the label of its baseline."""
     labels = {row.label: row for row in rows}
     if baseline is None:
         first: dict[str, str] = {}

@@ -111,8 +111,8 @@ class TorchSubject:
     """A torch module with torch's own SGD and cross-entropy.
 
     Options of its candidate: `channels_last` stores images and weights in this memory
-    format. `compile` says whether torch.compile compiles the module; if not given,
-    `--jit-compile on` does it.
+    format. `compile` says whether torch.compile compiles the module; if it is not given,
+    `--jit-compile on` turns this on.
     """
 
     def __init__(self, module, candidate_options: dict, options: Any, size: int, classes: int):
@@ -120,7 +120,7 @@ class TorchSubject:
 
         self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        # as in timm's scripts: time the algorithms of a convolution and take the fastest, as XLA
+        # as timm's scripts do: time a convolution's algorithms and use the fastest, like XLA
         torch.backends.cudnn.benchmark = True
         channels_last = candidate_options.get("channels_last", False)
         layout = torch.channels_last if channels_last else torch.contiguous_format

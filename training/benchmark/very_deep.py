@@ -12,7 +12,7 @@ import tyro
 from .. import backends, cli, runs
 from ..config import Data
 
-#: Name of a network to its number of layers and its learning rate.
+#: Name of a network to its default number of layers and learning rate.
 NETWORKS = {"preact": (10_001, 0.01), "released": (10_001, 0.01), "vanilla": (10_000, 0.001)}
 
 

@@ -100,7 +100,7 @@ def test_against_the_original(tmp_path):
         "ResNet-110, relu_only_preactivation": "lower, unlike published",
         "ResNet-110, relu_before_addition": "higher, as published",
         "ResNet-110, bn_after_addition": "open",  # one run
-        "ResNet-164, full_preactivation": "-",  # without the original
+        "ResNet-164, full_preactivation": "-",  # the original was not measured
     }
     # nothing is published for these, and the original is in another table
     write(tmp_path, "cifar10/resnet20-original", [8.7, 8.8, 8.9])
