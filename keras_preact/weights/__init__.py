@@ -14,7 +14,7 @@ from keras_preact.weights.pytorchcv import from_pytorchcv, to_pytorchcv
 from keras_preact.weights.timm import from_timm, to_timm
 from keras_preact.weights.torch_cifar import from_torch_cifar, to_torch_cifar
 
-#: Format to what `from_FORMAT` assumes of a source: names and shapes of weights do not show it.
+#: Format to what `from_FORMAT` assumes about a source that names and shapes of weights do not show.
 ASSUMPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "keras_applications": keras_applications.FAMILY.assumes,

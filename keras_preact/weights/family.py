@@ -1,5 +1,5 @@
-"""What converters share: read a network's structure from the names and shapes of its
-weights, build and load our network, and check that a network computes the same.
+"""Functions that the converters share: read a network's structure from the names and
+shapes of its weights, build and load our network, and compare its outputs.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from keras_preact.models.network import ResidualNetwork, Stage
 from keras_preact.weights import files, loading
 from keras_preact.weights.layout import Entry, Leaves, kind_of
 
-#: Options of a network that converters do not compare: sizes that they copy, and what changes only
-#: training or the way of computing.
+#: Options of a network that converters do not compare: sizes that they copy, and options that
+#: change only training or how the outputs are computed.
 FREE_OPTIONS = """
 name frozen_layers stages stem_filters block input_shape classes include_top pooling
 classifier_activation data_format dtype stacked execution remat unroll dropout dropout_at
@@ -43,11 +43,11 @@ class Structure:
     """Sizes of a network, read from its weights.
 
     Args:
-        stages: Its stages.
+        stages: The stages.
         block: `"basic"` or `"bottleneck"`.
         stem_filters: Width of the stem.
-        channels: Channels of the images.
-        classes: Classes of the classifier. None: there is none.
+        channels: Number of channels of the images.
+        classes: Number of classes. None: there is no classifier.
     """
 
     stages: Sequence[Stage]
@@ -58,7 +58,7 @@ class Structure:
 
     @property
     def depth(self) -> int:
-        """Number of weight layers: those of all units, the stem and the classifier."""
+        """Number of weight layers in the units, the stem and the classifier."""
         return _depth(self.block, [stage.units for stage in self.stages])
 
 
@@ -68,25 +68,26 @@ def _depth(block: str, units: Sequence[int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Networks of another library that name their weights alike and compute alike.
+    """Networks of another library that name their weights and compute in the same way.
 
     Args:
-        title: Name for messages, with an owner: `"timm's ResNetV2"`.
-        assumes: What the networks compute that their weights do not show.
+        title: Name for messages, with the library: `"timm's ResNetV2"`.
+        assumes: What the networks compute that their weights do not show, as sentences.
         network: Our layers outside the units (`stem_conv`, `stem_norm`, `head_norm`,
-            `head_classifier`) to their names. Several names, separated by spaces: all
-            are read, and the last is written.
-        unit_name: Function from the numbers of stage and unit, from 1, to the start of
-            the names of its layers.
-        unit: Our layers below a unit to the end of their names, see `unit_names`.
-        numbers: Pattern that matches names of a unit's weights. Its groups are their
-            numbers of the stage and of the unit.
-        leaves: For `"conv"`, `"norm"` and `"dense"` the names of their weights.
+            `head_classifier`) to the source's names. If there are several names,
+            separated by spaces, all are read and the last one is written.
+        unit_name: Function from the numbers of a stage and a unit, from 1, to the start
+            of the source's names for the unit's layers.
+        unit: Our layers in a unit to the end of the source's names, see `unit_names`.
+        numbers: Pattern that matches the source's names of units' weights. Its groups
+            are the source's numbers of the stage and of the unit.
+        leaves: Kind of layer, `"conv"`, `"norm"` or `"dense"`, to the names of its
+            weights.
         options: Options of `ResidualNetwork` for the same computation.
-        block_options: Options of its blocks, if they have them.
-        first_unit: Names below the first unit of each stage, if they differ from `unit`.
-        strides: Strides of the stages, which fix their number. None: any number, with
-            stride 2 in all but the last.
+        block_options: Options of the block, for blocks that have them.
+        first_unit: The same as `unit` for the first unit of each stage, if it differs.
+        strides: Strides of the stages, as many as there are stages. None: any number of
+            stages, with stride 2 in all but the last.
         strided_unit: Unit of a stage that has the stride, see `Stage`.
         image_size: Height and width of the images, if the source does not hold them.
         model_name: Function from the structure to a name for the converted network.
@@ -105,20 +106,20 @@ class Family:
     strides: tuple[int, ...] | None = None
     strided_unit: str = "first"
     image_size: int = 224
-    model_name: Callable[[Structure], str | None] = lambda found: None
+    model_name: Callable[[Structure], str | None] = lambda structure: None
 
     def matches(self, state: Mapping[str, Any]) -> bool:
-        """Whether names of weights are those of this family."""
-        outside = (
+        """Whether the weights have the names of this family."""
+        required = (
             self.network[ours] + self.leaves[kind][0][1]
             for ours, kind in (("stem_conv", "conv"), ("head_norm", "norm"))
         )
-        return all(name in state for name in outside) and any(map(self.numbers.match, state))
+        return all(name in state for name in required) and any(map(self.numbers.match, state))
 
     def entries(self, units: Sequence[int]) -> list[Entry]:
         """Return the table of names for a network with these numbers of units in its
-        stages. Rows for weights that it lacks do no harm: one table serves both kinds
-        of block, with and without biases.
+        stages. The table also has rows for weights that the network may lack: it is the
+        same for both blocks, with and without biases.
         """
         layers = [(ours, name) for ours, names in self.network.items() for name in names.split()]
         for s, count in enumerate(units, 1):
@@ -135,12 +136,13 @@ class Family:
         ]
 
     def block(self, name: str, options: Mapping[str, Any]) -> blocks.Block:
-        """Return the block of a name, with the family's options and these, if it has
-        them.
+        """Return the block with this name. It gets those of the family's options and of
+        `options` that it has.
         """
-        kind = type(blocks.get(name))
-        given = {**self.block_options, **options}
-        return kind(**{key: given[key] for key in blocks.options_of(kind) & given.keys()})
+        block_class = type(blocks.get(name))
+        known = {**self.block_options, **options}
+        shared = blocks.options_of(block_class) & known.keys()
+        return block_class(**{key: known[key] for key in shared})
 
     def stages(self, filters: Sequence[int], units: Sequence[int]) -> list[Stage]:
         """Return stages of these widths and numbers of units."""
@@ -151,7 +153,8 @@ class Family:
         """Read the structure of a network from its weights.
 
         Raises:
-            ValueError: if a weight is missing that every such network has.
+            ValueError: for another number of stages than the family has, or if a weight
+                is missing that all its networks have.
         """
         units: dict[int, set[int]] = {}
         for match in filter(None, map(self.numbers.match, state)):
@@ -163,7 +166,7 @@ class Family:
                 f"{len(counts)}"
             )
         entries = self.entries(counts)
-        # a weight of ours can have two names of theirs; the state has one of them
+        # a weight can have two names in the source; the state has one of them
         known = {entry.ours: entry for entry in entries if entry.theirs in state}
 
         def kernel(path: str) -> tuple[int, ...]:
@@ -180,8 +183,8 @@ class Family:
         numbers = range(1, len(counts) + 1)
         filters = [kernel(f"stage{s}_unit1/branch/conv_1/kernel")[-1] for s in numbers]
         *_, channels, stem_filters = kernel(loading.STEM)
-        top = known.get("head_classifier/bias")
-        classes = None if top is None else len(state[top.theirs])
+        bias = known.get("head_classifier/bias")
+        classes = None if bias is None else len(state[bias.theirs])
         return Structure(self.stages(filters, counts), block, stem_filters, channels, classes)
 
     def convert(
@@ -200,67 +203,72 @@ class Family:
             state: Names to arrays.
             input_shape: Shape of its images. None: the source's.
             classes: Number of classes. None: as in the weights.
-            check: Images and the outputs that the network must have for them.
+            check: Images and the outputs that the network must return for them.
             options: Other options of `ResidualNetwork` and of its block. They replace
                 the family's.
-            shape: Shape of the source's images, channels last. None: a file of weights,
-                which may be cut short, does not hold it.
+            shape: Shape of the source's images, channels last. None: the source is a
+                file of weights, which does not hold it and may be cut short.
 
         Raises:
             WeightsMismatch: for weights that do not fit the network.
-            ValueError: for other outputs than those of `check`.
+            ValueError: for weights that are not finite, or if the outputs differ from
+                those in `check`.
         """
-        found = self.structure(state)
+        structure = self.structure(state)
         if shape is None:
-            shape = (self.image_size, self.image_size, found.channels)
-            _warn_of_missing_units(found)
+            shape = (self.image_size, self.image_size, structure.channels)
+            _warn_of_missing_units(structure)
         infinite = [name for name, array in state.items() if not np.isfinite(array).all()]
         if infinite:
             raise ValueError(
                 f"Weights must be finite numbers. Received: NaN or infinity in {some(infinite)}. "
                 "The file is damaged, or its training diverged."
             )
-        new_top = found.classes is None and classes is not None
-        include_top = found.classes is not None or new_top
-        block = self.block(found.block, options)
-        given = {
-            "name": self.model_name(found),
+        new_classifier = structure.classes is None and classes is not None
+        include_top = structure.classes is not None or new_classifier
+        block = self.block(structure.block, options)
+        network_options = {
+            "name": self.model_name(structure),
             **self.options,
-            "stem_filters": found.stem_filters,
+            "stem_filters": structure.stem_filters,
             "include_top": include_top,
             "pooling": None if include_top else "avg",
             **{key: value for key, value in options.items() if key not in blocks.options_of(block)},
         }
         if input_shape is None:
-            input_shape = in_format(shape, "channels_last", given.get("data_format"))
+            input_shape = in_format(shape, "channels_last", network_options.get("data_format"))
         model = ResidualNetwork(
-            found.stages,
+            structure.stages,
             block=block,
             input_shape=input_shape,
-            classes=classes or found.classes or 1,
-            **given,
+            classes=classes or structure.classes or 1,
+            **network_options,
         )
         entries = self.entries([stage.units for stage in stages(model)])
         if model.logits is None:
-            top = {entry.theirs for entry in entries if entry.ours.startswith(loading.CLASSIFIER)}
-            state = {name: array for name, array in state.items() if name not in top}
-        loading.load(model, state, entries, new_classifier=new_top)
+            dropped = {
+                entry.theirs for entry in entries if entry.ours.startswith(loading.CLASSIFIER)
+            }
+            state = {name: array for name, array in state.items() if name not in dropped}
+        loading.load(model, state, entries, new_classifier=new_classifier)
         if check is not None:
             self.compare(model, check)
         return model
 
     def compare(self, model: ResidualNetwork, check: Sample) -> None:
-        """Compare a network's outputs with those of its source.
+        """Compare a network's outputs with its source's.
 
         Raises:
-            ValueError: with the largest difference, if it is more than rounding.
+            ValueError: if they differ by more than rounding, with the largest
+                difference.
         """
         if not isinstance(check, tuple | list) or len(check) != 2:
             raise ValueError(f"`check` must be a pair of images and outputs. Received: {check!r}")
         images, expected = (np.asarray(files.as_array(part), "float32") for part in check)
         wanted = model.input_shape[1:]
         fits = images.ndim == len(wanted) + 1 and all(
-            size in (own, None) for own, size in zip(images.shape[1:], wanted, strict=True)
+            size in (received, None)
+            for received, size in zip(images.shape[1:], wanted, strict=True)
         )
         if not fits or not len(images):
             raise ValueError(
@@ -277,7 +285,7 @@ class Family:
         half = keras.dtype_policies.get(model.get_config()["dtype"]).compute_dtype != "float32"
         largest = np.abs(outputs - expected).max()
         limit = (HALF_TOLERANCE if half else TOLERANCE) * np.abs(expected).max()
-        if not largest <= limit:  # not a number is no agreement either
+        if not largest <= limit:  # NaN is no agreement either
             raise ValueError(
                 "The converted network does not compute what its source does. The largest "
                 f"difference from the outputs in `check` is {largest:.3g}; rounding explains "
@@ -289,7 +297,7 @@ class Family:
         """Check that a network computes what this family does.
 
         Raises:
-            ValueError: with the options or strides that differ.
+            ValueError: if options or strides differ; the message holds them.
         """
         if not isinstance(model, ResidualNetwork):
             raise ValueError(f"`model` must be a ResidualNetwork. Received: model={model!r}")
@@ -314,11 +322,11 @@ class Family:
             raise ValueError(
                 f"The network {model.name!r} does not compute what {self.title} does: {different}"
             )
-        own = [stage.strides for stage in stages(model)]
-        if self.strides and own != list(self.strides):
+        strides = [stage.strides for stage in stages(model)]
+        if self.strides and strides != list(self.strides):
             raise ValueError(
                 f"{self.title} has stages with the strides {list(self.strides)}. Received: "
-                f"{model.name!r} with {own}"
+                f"{model.name!r} with {strides}"
             )
 
     def extract(self, model: ResidualNetwork) -> dict[str, np.ndarray]:
@@ -332,19 +340,19 @@ class Family:
         return loading.extract(model, self.entries([stage.units for stage in stages(model)]))
 
 
-def _warn_of_missing_units(found: Structure) -> None:
-    """Warn if one stage has fewer units than in the known network with the others."""
-    units = tuple(stage.units for stage in found.stages)
-    known = {row for block, row in DEPTHS.values() if block == found.block}
-    if len(units) == 3:  # those for CIFAR have three equal stages
+def _warn_of_missing_units(structure: Structure) -> None:
+    """Warn if a single stage has fewer units than in a known network."""
+    units = tuple(stage.units for stage in structure.stages)
+    known = {row for block, row in DEPTHS.values() if block == structure.block}
+    if len(units) == 3:  # networks for CIFAR have three equal stages
         known = {(max(units),) * 3}
     for row in () if units in known else sorted(known):
-        more = len(row) == len(units) and sum(row) > sum(units)
-        if more and sum(map(operator.ne, row, units)) == 1:
+        is_larger = len(row) == len(units) and sum(row) > sum(units)
+        if is_larger and sum(map(operator.ne, row, units)) == 1:
             warnings.warn(
                 f"The weights have stages of {units} units; the nearest known network, ResNet-"
-                f"{_depth(found.block, row)}, has {row}. If the file was cut short, convert the "
-                "whole one.",
+                f"{_depth(structure.block, row)}, has {row}. If the file was cut short, convert "
+                "the complete file.",
                 stacklevel=4,
             )
 
@@ -388,7 +396,7 @@ def assign(layers: Iterable[keras.Layer], values: Mapping[str, np.ndarray]) -> N
 def in_format(
     shape: Sequence[int | None], source: str | None, target: str | None
 ) -> tuple[int | None, ...]:
-    """Return the shape of an image in another data format. None: that of Keras."""
+    """Return an image's shape in another data format. None is Keras' default format."""
     source, target = (
         keras.config.image_data_format() if name is None else name for name in (source, target)
     )
@@ -401,9 +409,9 @@ def _effective(key: str, value):
     """Return the part of an option that changes the outputs."""
     if key == "normalization":
         layers = chains.normalization(chains.get_normalization(value), -1, 64, name="norm")
-        acting = ("epsilon", "center", "scale", "groups", "rms_scaling", "renorm")
+        effective = ("epsilon", "center", "scale", "groups", "rms_scaling", "renorm")
         return [
-            (type(layer).__name__, {k: v for k, v in layer.get_config().items() if k in acting})
+            (type(layer).__name__, {k: v for k, v in layer.get_config().items() if k in effective})
             for layer in layers
         ]
     if key == "shortcut":

@@ -23,10 +23,10 @@ State = dict[str, np.ndarray]
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
 #: Prefixes that torch.nn.DataParallel and torch.compile add to all names.
 _WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
-#: Number of updates of a batch normalisation in Torch. No network computes with it.
+#: Torch's name for the number of updates of a batch normalisation. No network computes with it.
 COUNTER = "num_batches_tracked"
 
-#: What Torch raises for files that are damaged or of another kind.
+#: Errors that Torch raises for files that are damaged or of another kind.
 _DAMAGED = (EOFError, RuntimeError, OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
@@ -43,8 +43,8 @@ def read_state(path: str | os.PathLike) -> State:
         `_orig_mod.` of torch.compile. Half-precision values are float32.
 
     Raises:
-        ValueError: for another path, a damaged file, and one with other Python objects
-            than arrays.
+        ValueError: for another path, a damaged file, and a file with Python objects
+            other than arrays.
         ImportError: if safetensors or torch is missing.
 
     Example:
@@ -77,34 +77,34 @@ def write_state(path: str | os.PathLike, state: Mapping[str, np.ndarray]) -> Non
     is replaced.
 
     Args:
-        path: Ends in .safetensors; its folder exists.
+        path: Path that ends in .safetensors, in a folder that exists.
         state: Name to array.
 
     Raises:
-        ValueError: for another ending, and arrays of anything but numbers.
-        OSError: if it cannot be written.
+        ValueError: for another ending, and arrays that do not hold numbers.
+        OSError: if the file cannot be written.
         ImportError: if safetensors is missing.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"Weights are written to a .safetensors file. Received: {str(path)!r}")
     safetensors = _safetensors()
-    dense = {name: np.array(array, order="C") for name, array in state.items()}
-    if others := [name for name, array in dense.items() if array.dtype.kind not in "iubf"]:
+    contiguous = {name: np.array(array, order="C") for name, array in state.items()}
+    if others := [name for name, array in contiguous.items() if array.dtype.kind not in "iubf"]:
         raise ValueError(
             f"Weights are arrays of numbers. Received: {others[0]!r} of the type "
-            f"{dense[others[0]].dtype}"
+            f"{contiguous[others[0]].dtype}"
         )
     with atomic.replacing(path) as temporary:
         try:
-            safetensors.numpy.save_file(dense, temporary, metadata={"format": "pt"})
+            safetensors.numpy.save_file(contiguous, temporary, metadata={"format": "pt"})
         except safetensors.SafetensorError as error:  # for example when the disk is full
             raise OSError(f"Cannot write {path}: {error}") from error
 
 
 def torch_state(source: str | os.PathLike | Mapping[str, Any]) -> State:
-    """Return the weights in a file, or in a mapping of names to arrays or Torch's
-    tensors, without counters.
+    """Return the weights in a file, or in a mapping of names to arrays or Torch
+    tensors, without the counters of batch normalisations.
     """
     if isinstance(source, str | os.PathLike):
         state = read_state(source)
@@ -118,7 +118,7 @@ def torch_state(source: str | os.PathLike | Mapping[str, Any]) -> State:
 
 
 def with_counters(state: State) -> State:
-    """Return weights with counters of 0 for Torch's batch normalisations."""
+    """Return the weights with a counter of 0 for each Torch batch normalisation."""
     prefixes = [name.removesuffix("running_var") for name in state if name.endswith(".running_var")]
     return state | {prefix + COUNTER: np.zeros((), "int64") for prefix in prefixes}
 
@@ -134,14 +134,14 @@ def _safetensors():
 
 
 def _read_safetensors(path: Path) -> State:
-    import ml_dtypes  # noqa: F401  # which makes bfloat16 known to NumPy; Keras needs it too
+    import ml_dtypes  # noqa: F401  # adds bfloat16 to NumPy; Keras needs it too
 
     safetensors = _safetensors()
     try:
         return safetensors.numpy.load_file(path)
     except (safetensors.SafetensorError, TypeError) as error:
-        raise ValueError(f"{str(path)!r} is damaged or no safetensors file: {error}") from error
-    except AttributeError as error:  # of safetensors, which looks for the type in NumPy
+        raise ValueError(f"{str(path)!r} is damaged or is no safetensors file: {error}") from error
+    except AttributeError as error:  # safetensors looks for the type in NumPy
         raise ValueError(
             f"{str(path)!r} holds weights of a type that NumPy lacks. Write them as float32, "
             f"float16 or bfloat16. safetensors says: {error}"
@@ -150,7 +150,7 @@ def _read_safetensors(path: Path) -> State:
 
 def _read_npz(path: Path) -> State:
     try:
-        with path.open("rb") as file:  # which NumPy leaves open where it fails
+        with path.open("rb") as file:  # NumPy leaves it open if it fails
             arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise ValueError("it is one array without a name")
@@ -158,7 +158,7 @@ def _read_npz(path: Path) -> State:
                 return {name: arrays[name] for name in arrays.files}
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{str(path)!r} is damaged, or no archive of plain arrays: {error}"
+            f"{str(path)!r} is damaged or is no archive of plain arrays: {error}"
         ) from error
 
 
@@ -167,24 +167,24 @@ def _read_torch(path: Path) -> State:
         import torch
     except ImportError as error:
         raise ImportError(
-            f"{path.suffix} files are Torch's: pip install 'keras-preact[torch]'"
+            f"{path.suffix} files need torch: pip install 'keras-preact[torch]'"
         ) from error
     from pickle import UnpicklingError
 
     try:
-        # A Namespace is what training scripts keep their options in, and does nothing.
+        # Training scripts keep their options in a Namespace, which runs no code.
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # about the pickle's version
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise ValueError(
-            f"{str(path)!r} holds other Python objects than tensors, or is no file of Torch's. It "
-            "was not unpickled: that can run any code. Where the file was made, "
-            "torch.save(model.state_dict(), PATH) writes the weights alone."
+            f"{str(path)!r} holds Python objects other than tensors, or is no Torch file. It was "
+            "not unpickled, because that can run any code. To write the weights alone, call "
+            "torch.save(model.state_dict(), PATH) where the file was made."
         ) from error
     except _DAMAGED as error:
         raise ValueError(
-            f"{str(path)!r} is damaged or no file of Torch's: {error or type(error).__name__}"
+            f"{str(path)!r} is damaged or is no Torch file: {error or type(error).__name__}"
         ) from error
     top: Mapping = content if isinstance(content, Mapping) else {}
     tensors = next((top[key] for key in NESTED if isinstance(top.get(key), Mapping)), top)
@@ -199,15 +199,15 @@ def _read_torch(path: Path) -> State:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Return an array for an array or a tensor of Torch's, in one of NumPy's own types
-    and with at least 32 bits for fractions.
+    """Return an array or a Torch tensor as a NumPy array. Its type is one of NumPy's
+    own, and floats have at least 32 bits.
     """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() else value).numpy()
     array = np.asarray(value)
-    own = array.dtype.kind in "iub" or array.dtype in ("float32", "float64")
-    return array if own else array.astype("float32")
+    is_kept = array.dtype.kind in "iub" or array.dtype in ("float32", "float64")
+    return array if is_kept else array.astype("float32")
 
 
 #: Ending of a file to its reader.

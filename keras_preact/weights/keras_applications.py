@@ -1,5 +1,5 @@
-"""keras.applications' ResNet50V2, 101V2 and 152V2: weights from and to them and their
-files.
+"""Convert weights from and to keras.applications' ResNet50V2, 101V2 and 152V2, and from
+their files.
 """
 
 import os
@@ -29,7 +29,7 @@ from keras_preact.weights.family import (
 #: Every convolution without a normalisation after it has a bias.
 FAMILY = Family(
     title="keras.applications' ResNetV2",
-    assumes="Assumed are ReLU, an epsilon of 1.001e-5, and the strides and paddings of "
+    assumes="The conversion assumes ReLU, an epsilon of 1.001e-5, and the strides and paddings of "
     "keras.applications.",
     network=layout.KERAS_NETWORK,
     unit_name=lambda stage, unit: f"conv{stage + 1}_block{unit}",
@@ -49,7 +49,7 @@ FAMILY = Family(
 #: Widths of the stages.
 FILTERS = (64, 128, 256, 512)
 
-#: Depth to their class.
+#: Depth to the class of keras.applications.
 CLASSES = {
     50: keras.applications.ResNet50V2,
     101: keras.applications.ResNet101V2,
@@ -75,25 +75,26 @@ def from_keras_applications(
 ) -> ResidualNetwork:
     """Convert a ResNetV2 of keras.applications to a network that computes the same.
 
-    Layers are known by their names. Assumed are ReLU, an epsilon of 1.001e-5, and the
-    strides and paddings of keras.applications.
+    Layers are recognised by their names. The conversion assumes ReLU, an epsilon of
+    1.001e-5, and the strides and paddings of keras.applications.
 
     Args:
-        source: The model, or a file of one (`.keras`, `.h5`), or of its weights alone
-            (`.weights.h5`, and the `.h5` that keras.applications downloads).
-        input_shape: None: the model's; 224 x 224 for a file of weights. For other
-            channels the stem's kernel is adapted, see `load`.
-        classes: Number of classes. Another number than the source's gets a new
-            classifier. None: the source's.
-        check: Images, in the data format of the result, and the outputs that it must
-            have for them: those of the source. This finds what the assumptions miss.
+        source: The model, a file of the model (`.keras`, `.h5`), or a file of its
+            weights alone (`.weights.h5`, and the `.h5` that keras.applications
+            downloads).
+        input_shape: Shape of the images. None: the model's, or 224 x 224 for a file of
+            weights. For other channels the stem's kernel is adapted, see `load`.
+        classes: Number of classes. If it differs from the source's, the network gets a
+            new classifier. None: the source's.
+        check: Images, in the data format of the result, and the source's outputs for
+            them. The result must return the same, which reveals wrong assumptions.
         **options: Options of `ResidualNetwork`, such as `stacked=True`,
             `output_stride=8` or `include_top=False`.
 
     Raises:
-        ValueError: for a model or a file that is not of a ResNetV2, and for other
-            outputs than those of `check`.
-        WeightsMismatch: for weights that do not fit each other.
+        ValueError: for a model or a file that is not of a ResNetV2, and if the outputs
+            differ from those in `check`.
+        WeightsMismatch: if the source's weights do not fit the network.
 
     Example:
 
@@ -105,7 +106,7 @@ def from_keras_applications(
     >>> ours.output_shape, len(ours.units)
     ((None, 2048), 16)
     """
-    state, found = (
+    state, source_options = (
         _of_model(source) if isinstance(source, keras.Model) else _of_file(pathlib.Path(source))
     )
     if not FAMILY.matches(state):
@@ -113,16 +114,16 @@ def from_keras_applications(
             "The source holds no ResNetV2 of keras.applications, with layers such as conv1_conv "
             f"and conv2_block1_2_conv. Received: {len(state)} weights, {some(state)}"
         )
-    shape = found.pop("input_shape", None)
+    shape = source_options.pop("input_shape", None)
     if shape is not None:
-        shape = in_format(shape, found["data_format"], "channels_last")
+        shape = in_format(shape, source_options["data_format"], "channels_last")
     return FAMILY.convert(
         state,
         input_shape=input_shape,
         classes=classes,
         check=check,
-        # a network without classifier returns its maps, as theirs does by default
-        options={"pooling": None} | found | options,
+        # without a classifier the network returns its maps, as keras.applications' does by default
+        options={"pooling": None} | source_options | options,
         shape=shape,
     )
 
@@ -131,11 +132,12 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
     """Convert a network to keras.applications' ResNet50V2, ResNet101V2 or ResNet152V2.
 
     Args:
-        model: From `from_keras_applications` or `kp.applications`, or of the same
-            structure; stacked or not, trained or not.
+        model: A network from `from_keras_applications` or `kp.applications`, or one of
+            the same structure; stacked or not, trained or not.
 
     Returns:
-        Their model, of the same name, in Keras' image data format and dtype policy.
+        A model of keras.applications with the same name, in Keras' image data format
+        and dtype policy.
 
     Raises:
         ValueError: for a network that does not compute what theirs does. The message
@@ -149,9 +151,9 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
     (None, 2, 2, 2048)
     """
     state = FAMILY.extract(model)
-    config, own = model.get_config(), stages(model)
+    config, rows = model.get_config(), stages(model)
     block = blocks.get(config["block"]).name
-    depths = (depth for depth in CLASSES if FAMILY.stages(FILTERS, DEPTHS[depth][1]) == own)
+    depths = (depth for depth in CLASSES if FAMILY.stages(FILTERS, DEPTHS[depth][1]) == rows)
     depth = next(depths, None)
     if config["include_top"] and config["pooling"] == "max":
         raise ValueError(
@@ -162,13 +164,13 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
         raise ValueError(
             "keras.applications has ResNetV2 of 50, 101 and 152 layers: a stem of 64 channels "
             "and stages of bottlenecks with 64, 128, 256 and 512 filters, with strides in the "
-            f"last units of the first three. Received: a network with stages={own}, "
+            f"last units of the first three. Received: a network with stages={rows}, "
             f"stem_filters={config['stem_filters']}, block={block!r}"
         )
     theirs = CLASSES[depth](
         weights=None,
         include_top=config["include_top"],
-        # As `input_shape` it would have to be fixed, and of 32 pixels at least. But this makes a
+        # `input_shape` would have to be fixed, with at least 32 pixels. But `input_tensor` makes a
         # model with a list of inputs.
         input_tensor=keras.Input(in_format(config["input_shape"], config["data_format"], None)),
         pooling=config["pooling"],
@@ -187,22 +189,22 @@ def _of_model(model: keras.Model) -> Read:
     }
     if others := [name for name in layers if not _LAYERS.fullmatch(name)]:
         raise ValueError(
-            "The model must be a ResNetV2 of keras.applications as it is made there, without "
-            "other layers: take the part that is one, such as model.get_layer('resnet50v2'). "
+            "The model must be a ResNetV2 as keras.applications makes it, without other layers. "
+            "Pass only this part of the model, such as model.get_layer('resnet50v2'). "
             f"Received: a model with {some(others)}"
         )
     state = values_of(model.layers)
     if not (stem := layers.get("conv1_conv")):
         return state, {}
-    found = {
+    options = {
         "name": model.name,
         "data_format": stem.data_format,
         "dtype": stem.dtype_policy,
         "input_shape": model.input_shape[1:],
     }
-    if top := layers.get("predictions"):
-        return state, found | {"classifier_activation": top.activation}
-    return state, found | {
+    if classifier := layers.get("predictions"):
+        return state, options | {"classifier_activation": classifier.activation}
+    return state, options | {
         "pooling": "avg" if "avg_pool" in layers else "max" if "max_pool" in layers else None
     }
 
@@ -236,8 +238,8 @@ def _named_weights(file) -> dict[str, np.ndarray]:
 
 
 def _numbered_weights(path: pathlib.Path, layers) -> dict[str, np.ndarray]:
-    """Read weights as Keras 3 writes them, by the class of a layer and a number. A model
-    with the same order of layers names them.
+    """Read weights as Keras 3 writes them, by the class of a layer and a number. Their
+    names come from a model with the same order of layers.
     """
     count = sum(name == "conv2d" or name.startswith("conv2d_") for name in layers)
     convolutions = {
@@ -252,8 +254,8 @@ def _numbered_weights(path: pathlib.Path, layers) -> dict[str, np.ndarray]:
             f"with {count}"
         )
     image = in_format((32, 32, layers["conv2d/vars/0"].shape[2]), "channels_last", None)
-    top = layers.get("dense/vars/0")
-    classes = {"include_top": False} if top is None else {"classes": top.shape[1]}
+    kernel = layers.get("dense/vars/0")
+    classes = {"include_top": False} if kernel is None else {"classes": kernel.shape[1]}
     model = CLASSES[convolutions[count]](weights=None, input_tensor=keras.Input(image), **classes)
     model.load_weights(path)
     return values_of(model.layers)

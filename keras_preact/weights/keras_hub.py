@@ -1,5 +1,5 @@
-"""keras-hub's pre-activation ResNetBackbone and the image classifier around one: weights
-from and to them.
+"""Convert weights from and to keras-hub's pre-activation ResNetBackbone, and image
+classifiers around one.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import layout, loading
 from keras_preact.weights.family import Family, Sample, assign, in_format, stages, values_of
 
-#: Our blocks and theirs.
+#: Our names of blocks to keras-hub's.
 BLOCKS = {"basic": "basic_block", "bottleneck": "bottleneck_block"}
 
 FAMILY = Family(
     title="keras-hub's pre-activation ResNetBackbone",
-    assumes="Assumed are ReLU, an epsilon of 1e-5, and strides on the 3x3 convolutions.",
+    assumes="The conversion assumes ReLU, an epsilon of 1e-5, and strides on the 3x3 convolutions.",
     network=layout.KERAS_NETWORK,
     unit_name=lambda stage, unit: f"stack{stage - 1}_block{unit - 1}",
     unit=layout.unit_names("_pre_activation_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
@@ -57,24 +57,26 @@ def from_keras_hub(
 ) -> ResidualNetwork:
     """Convert a pre-activation ResNetBackbone of keras-hub, or a classifier around one.
 
-    Assumed are ReLU, an epsilon of 1e-5, and strides on the 3x3 convolutions.
+    The conversion assumes ReLU, an epsilon of 1e-5, and strides on the 3x3
+    convolutions.
 
     Args:
         source: A `keras_hub.models.ResNetBackbone` with `use_pre_activation=True`, or
-            an `ImageClassifier` of one. Its preprocessor is not part of the network.
-        input_shape: None: the source's. For other channels the stem's kernel is
-            adapted, see `load`.
-        classes: Number of classes. Another number than the source's gets a new
-            classifier. None: the source's.
-        check: Images, in the data format of the result, and the outputs that it must
-            have for them: those of the source. This finds what the assumptions miss.
+            an `ImageClassifier` of one. Its preprocessor does not become part of the
+            network.
+        input_shape: Shape of the images. None: the source's. For other channels the
+            stem's kernel is adapted, see `load`.
+        classes: Number of classes. If it differs from the source's, the network gets a
+            new classifier. None: the source's.
+        check: Images, in the data format of the result, and the source's outputs for
+            them. The result must return the same, which reveals wrong assumptions.
         **options: Options of `ResidualNetwork`, such as `stacked=True` or
             `include_top=False`.
 
     Raises:
-        ValueError: for a source of another kind, and for other outputs than those of
-            `check`.
-        WeightsMismatch: for weights that do not fit each other.
+        ValueError: for a source of another kind, and if the outputs differ from those
+            in `check`.
+        WeightsMismatch: if the source's weights do not fit the network.
 
     Example:
 
@@ -94,11 +96,11 @@ def from_keras_hub(
             "`source` must be a keras_hub.models.ResNetBackbone, or an ImageClassifier of one. "
             f"Received: source={source!r}"
         )
-    _check_kind(backbone)
-    layers, given = [*backbone.layers], {}
+    _check_backbone(backbone)
+    layers, head_options = [*backbone.layers], {}
     if source is not backbone:
         layers.append(source.output_dense)
-        given = {"pooling": source.pooling, "classifier_activation": source.activation}
+        head_options = {"pooling": source.pooling, "classifier_activation": source.activation}
     family = dataclasses.replace(FAMILY, strides=tuple(backbone.stackwise_num_strides))
     return family.convert(
         values_of(layers),
@@ -110,7 +112,7 @@ def from_keras_hub(
             "data_format": backbone.data_format,
             "dtype": backbone.dtype_policy,
             "pooling": None,
-            **given,
+            **head_options,
             **options,
         },
         shape=in_format(backbone.image_shape, backbone.data_format, "channels_last"),
@@ -122,13 +124,13 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
     around one.
 
     Args:
-        model: From `from_keras_hub`, or of the same structure, such as
+        model: A network from `from_keras_hub`, or one of the same structure, such as
             `kp.models.resnet_imagenet(50, arrangement="full_preactivation_raw_stem")`;
             stacked or not.
 
     Returns:
-        A `keras_hub.models.ResNetBackbone`, or for a network with a classifier a
-        `ResNetImageClassifier` around one.
+        A `keras_hub.models.ResNetBackbone`, or a `ResNetImageClassifier` around one if
+        the network has a classifier.
 
     Raises:
         ValueError: for a network that does not compute what theirs does. The message
@@ -175,23 +177,20 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
     return theirs
 
 
-def _check_kind(backbone) -> None:
-    kind = (
-        backbone.use_pre_activation,
-        backbone.block_type,
-        list(backbone.input_conv_kernel_sizes),
-    )
-    if kind not in [(True, theirs, [7]) for theirs in BLOCKS.values()]:
+def _check_backbone(backbone) -> None:
+    pre_activation, block = backbone.use_pre_activation, backbone.block_type
+    kernel_sizes = list(backbone.input_conv_kernel_sizes)
+    if not pre_activation or block not in BLOCKS.values() or kernel_sizes != [7]:
         raise ValueError(
             "The backbone must have use_pre_activation=True, block_type 'basic_block' or "
             "'bottleneck_block' (the vd blocks of keras-hub do not build with pre-activation), "
-            f"and one input convolution of 7x7. Received: use_pre_activation={kind[0]}, "
-            f"block_type={kind[1]!r}, input_conv_kernel_sizes={kind[2]}"
+            f"and one input convolution of 7x7. Received: use_pre_activation={pre_activation}, "
+            f"block_type={block!r}, input_conv_kernel_sizes={kernel_sizes}"
         )
 
 
 def _check_fits(model: ResidualNetwork) -> None:
-    """Check that their backbone can have the sizes and the projections of a network."""
+    """Check that a ResNetBackbone can have a network's sizes and projections."""
     config, rows, names = model.get_config(), stages(model), loading.named(model)
     block = blocks.get(config["block"]).name
     late = any(row.strided_unit == "last" and row.strides > 1 and row.units > 1 for row in rows)
@@ -205,7 +204,7 @@ def _check_fits(model: ResidualNetwork) -> None:
         if (f"stage{s}_unit1/projection/conv/kernel" in names) != (block == "bottleneck" or s > 1):
             raise ValueError(
                 "keras-hub's ResNetBackbone has a projection in the first unit of every stage, "
-                f"but for the first stage of basic blocks. Received: block={block!r}, "
+                f"except in the first stage of basic blocks. Received: block={block!r}, "
                 f"stages={rows}, which differs in stage {s}"
             )
     if not config["include_top"] and config["pooling"]:

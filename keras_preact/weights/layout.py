@@ -1,5 +1,5 @@
-"""What other libraries call the weights of a network of residual units, and the order of
-their axes.
+"""The names that other libraries give to the weights of a residual network, and the
+order of their axes.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ class Transform:
 
 
 SAME = Transform(lambda array: array, lambda array: array)
-#: Torch's (out, in, height, width) of a convolution, and ours, (height, width, in, out).
+#: A convolution's kernel: (out, in, height, width) in Torch, (height, width, in, out) here.
 CONV_OIHW = Transform(
     lambda array: array.transpose(2, 3, 1, 0), lambda array: array.transpose(3, 2, 0, 1)
 )
-#: Torch's (out, in) of a dense layer.
+#: A dense layer's kernel: (out, in) in Torch, (in, out) here.
 DENSE_OI = Transform(lambda array: array.transpose(1, 0), lambda array: array.transpose(1, 0))
 #: A dense layer stored as a 1x1 convolution, (out, in, 1, 1).
 DENSE_OI11 = Transform(
@@ -41,7 +41,7 @@ class Entry:
     """A row of the table from our names to a source's.
 
     Args:
-        ours: A path of `named`.
+        ours: Our name, a path from `named`.
         theirs: The name in the source.
         transform: How the axes change.
     """
@@ -51,7 +51,7 @@ class Entry:
     transform: Transform = SAME
 
 
-#: The weights of a layer: our name, the end of theirs, the transform.
+#: The weights of a layer: for each our name, the end of the source's name, and the transform.
 Leaves = Sequence[tuple[str, str, Transform]]
 
 _KERAS_KERNEL: Leaves = [("kernel", "/kernel", SAME), ("bias", "/bias", SAME)]
@@ -65,7 +65,7 @@ KERAS_LEAVES: Mapping[str, Leaves] = MappingProxyType(
         "dense": _KERAS_KERNEL,
     }
 )
-#: Our layers outside the units to their names in keras.applications, which keras-hub kept.
+#: Our layers outside the units to their names in keras.applications and keras-hub.
 KERAS_NETWORK: Mapping[str, str] = MappingProxyType(
     {"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}
 )
@@ -82,7 +82,7 @@ TORCH_LEAVES: Mapping[str, Leaves] = MappingProxyType(
     }
 )
 
-#: Our layers in the order of the columns of `unit_names`.
+#: Our layers of a unit, in the order in which `unit_names` takes a source's names.
 UNIT_LAYERS = (
     "branch/norm_0",
     "branch/conv_1",
@@ -95,11 +95,11 @@ UNIT_LAYERS = (
 
 
 def unit_names(names: str) -> Mapping[str, str]:
-    """Return `UNIT_LAYERS` with a source's names for them, separated by spaces."""
+    """Return `UNIT_LAYERS` to a source's `names`, which are separated by spaces."""
     return MappingProxyType(dict(zip(UNIT_LAYERS, names.split(), strict=False)))
 
 
 def kind_of(layer: str) -> str:
-    """Return the kind of one of our layers, a key of the leaves."""
+    """Return the kind of one of our layers, a key of `KERAS_LEAVES`."""
     last = layer.rsplit("/", 1)[-1]
     return "norm" if "norm" in last else "dense" if last == "head_classifier" else "conv"

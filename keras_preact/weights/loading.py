@@ -11,21 +11,21 @@ from keras_preact._paths import below
 from keras_preact.stacks import UnitStack
 from keras_preact.weights.layout import Entry
 
-#: Paths of ours whose shape may differ from the source's: the stem reads other channels, the
-#: classifier has other classes.
+#: Paths of our weights that may have another shape in the source: the stem for other channels, the
+#: classifier for other classes.
 STEM = "stem_conv/kernel"
 CLASSIFIER = "head_classifier/"
 
-#: Names of each kind that a message holds; the attributes of a `WeightsMismatch` hold all.
+#: A message lists this many names of each kind; the attributes of a `WeightsMismatch` hold all.
 SHOWN = 12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """One weight of a network: a variable, or one unit's part of a stack's variable.
+    """One weight of a network: a variable, or one unit's slice of a stack's variable.
 
     Args:
-        variable: Holds the values.
+        variable: The variable that holds the values.
         index: Number of the unit within a stack. None: the whole variable.
     """
 
@@ -45,7 +45,7 @@ class Place:
 
 
 def assign(values: Mapping[Place, np.ndarray]) -> None:
-    """Assign to many places. Each variable is written once."""
+    """Assign values to many weights. Each variable is written once."""
     stacked: dict[int, tuple[keras.Variable, np.ndarray]] = {}
     for place, value in values.items():
         variable = place.variable
@@ -60,10 +60,10 @@ def assign(values: Mapping[Place, np.ndarray]) -> None:
 
 
 def named(model: keras.Model) -> dict[str, Place]:
-    """Return every weight of a network by its path, for each unit, stacked or not.
+    """Return every weight of a network by its path. Stacked units have their own paths.
 
     Args:
-        model: A network of residual units. Seed states are no weights.
+        model: A network of residual units. Seed states do not count as weights.
 
     Example:
 
@@ -78,12 +78,12 @@ def named(model: keras.Model) -> dict[str, Place]:
         if isinstance(layer, UnitStack):
             weights = {id(weight) for weight in layer.pattern.weights}
             stacked = [
-                (below(layer.pattern, variable), values)
-                for variable, values in layer.stacked_variables
-                if id(variable) in weights
+                (below(layer.pattern, weight), variable)
+                for weight, variable in layer.stacked_variables
+                if id(weight) in weights
             ]
             for i, unit in enumerate(layer.unit_names):
-                places |= {f"{unit}/{path}": Place(values, i) for path, values in stacked}
+                places |= {f"{unit}/{path}": Place(variable, i) for path, variable in stacked}
         else:
             places |= {
                 f"{layer.name}/{below(layer, weight)}": Place(weight) for weight in layer.weights
@@ -115,21 +115,20 @@ class WeightsMismatch(ValueError):
             f"{path} is {ours} here and {theirs} there"
             for path, (ours, theirs) in self.shapes.items()
         ]
-        parts = (
+        problems = (
             ("missing", self.missing),
             ("left over", self.left_over),
             ("of another shape", sizes),
         )
         super().__init__(
-            f"{what} " + "; ".join(_listed(kind, items) for kind, items in parts if items)
+            f"{what} " + "; ".join(_listed(problem, items) for problem, items in problems if items)
         )
 
 
-def _listed(kind: str, items: Sequence[str]) -> str:
-    rest = len(items) - SHOWN
-    return (
-        f"{len(items)} {kind}: {', '.join(items[:SHOWN])}{f' and {rest} more' if rest > 0 else ''}"
-    )
+def _listed(problem: str, items: Sequence[str]) -> str:
+    hidden = len(items) - SHOWN
+    more = f" and {hidden} more" if hidden > 0 else ""
+    return f"{len(items)} {problem}: {', '.join(items[:SHOWN])}{more}"
 
 
 def load(
@@ -149,13 +148,13 @@ def load(
     Args:
         model: A network of residual units.
         state: The source's names and arrays.
-        entries: The table. Rows for weights that neither side has do no harm.
+        entries: The table. Rows for weights that neither side has are ignored.
         new_classifier: Whether the classifier keeps its own weights if the source has
             none.
 
     Raises:
         WeightsMismatch: if a weight of either side has no counterpart, or shapes
-            differ. The network is as before.
+            differ. The network then stays unchanged.
 
     Example:
 
@@ -179,18 +178,18 @@ def load(
     values: dict[str, np.ndarray] = {}
     shapes = {}
     for path, entry in table.items():
-        own = places[path].shape
+        shape = places[path].shape
         array = np.asarray(state[entry.theirs])
         try:
             value = entry.transform.to_ours(array)
         except ValueError:  # an array of another rank
             value = array
-        if value.shape == own:
+        if value.shape == shape:
             values[path] = value
-        elif path == STEM and own[:2] + own[3:] == value.shape[:2] + value.shape[3:]:
-            values[path] = of_other_channels(value, own[2])
-        elif not (path.startswith(CLASSIFIER) and own[:-1] == value.shape[:-1]):
-            shapes[path] = (own, array.shape)
+        elif path == STEM and shape[:2] + shape[3:] == value.shape[:2] + value.shape[3:]:
+            values[path] = of_other_channels(value, shape[2])
+        elif not (path.startswith(CLASSIFIER) and shape[:-1] == value.shape[:-1]):
+            shapes[path] = (shape, array.shape)
     if missing or left_over or shapes:
         raise WeightsMismatch(
             f"The weights do not fit the network {model.name!r}, which stays as it is:",
@@ -202,11 +201,11 @@ def load(
 
 
 def of_other_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """Return a stem's kernel, (height, width, in, out), for other input channels."""
-    known = kernel.shape[2]
+    """Adapt a stem's kernel, (height, width, in, out), to other input channels."""
+    available = kernel.shape[2]
     if channels == 1:
         return kernel.sum(axis=2, keepdims=True)
-    return kernel[:, :, np.arange(channels) % known] * (known / channels)
+    return kernel[:, :, np.arange(channels) % available] * (available / channels)
 
 
 def extract(model: keras.Model, entries: Iterable[Entry]) -> dict[str, np.ndarray]:
@@ -214,16 +213,16 @@ def extract(model: keras.Model, entries: Iterable[Entry]) -> dict[str, np.ndarra
 
     Args:
         model: A network of residual units.
-        entries: The table. Rows for weights that the network lacks do no harm.
+        entries: The table. Rows for weights that the network lacks are ignored.
 
     Raises:
         WeightsMismatch: for weights without a row; `missing` holds their paths.
     """
     places = named(model)
     table = {entry.ours: entry for entry in entries if entry.ours in places}
-    if without := [path for path in places if path not in table]:
+    if missing := [path for path in places if path not in table]:
         raise WeightsMismatch(
-            f"The format has no names for weights of the network {model.name!r}:", missing=without
+            f"The format has no names for weights of the network {model.name!r}:", missing=missing
         )
     return {
         entry.theirs: np.ascontiguousarray(entry.transform.to_theirs(places[path].value()))

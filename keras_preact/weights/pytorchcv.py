@@ -1,6 +1,6 @@
-"""The pre-activation networks of pytorchcv (imgclsmob): weights from and to them.
+"""Convert weights from and to the pre-activation networks of pytorchcv (imgclsmob).
 
-Trained ones exist for CIFAR-10, CIFAR-100 and SVHN (`preresnet20_cifar10` to
+There are trained networks for CIFAR-10, CIFAR-100 and SVHN (`preresnet20_cifar10` to
 `preresnet1202_svhn`) and for ImageNet (`preresnet10` to `preresnet269b`).
 """
 
@@ -20,9 +20,9 @@ from keras_preact.weights.family import Family, Sample, some
 def _family(stem: str, conv: str, strides: tuple[int, ...], stride_on: str) -> Family:
     return Family(
         title="pytorchcv's PreResNet",
-        assumes="Assumed are ReLU and an epsilon of 1e-5; in bottlenecks the stride on the 3x3 "
-        "convolution for CIFAR, and on the first one for ImageNet. Networks whose names end in b, "
-        "such as preresnet50b, need stride_on='3x3'.",
+        assumes="The conversion assumes ReLU and an epsilon of 1e-5. In bottlenecks it assumes the "
+        "stride on the 3x3 convolution for CIFAR, and on the first one for ImageNet. Networks with "
+        "names that end in b, such as preresnet50b, need stride_on='3x3'.",
         network={
             "stem_conv": f"features.init_block{conv}",
             "stem_norm": "features.init_block.bn",
@@ -44,18 +44,18 @@ def _family(stem: str, conv: str, strides: tuple[int, ...], stride_on: str) -> F
         strides=strides,
         block_options={"stride_on": stride_on},
         image_size=32 if stem == "3x3" else 224,
-        model_name=lambda found: f"preresnet{found.depth}",
+        model_name=lambda structure: f"preresnet{structure.depth}",
     )
 
 
 CIFAR = _family("3x3", "", (1, 2, 2), "3x3")
 IMAGENET = _family("7x7_normalized", ".conv", (1, 2, 2, 2), "first")
-#: The networks whose names end in b.
+#: Networks with names that end in b.
 IMAGENET_B = _family("7x7_normalized", ".conv", (1, 2, 2, 2), "3x3")
 
 
 def is_pytorchcv(state: Mapping[str, Any]) -> bool:
-    """Whether names are those of a PreResNet of pytorchcv."""
+    """Whether the weights have the names of a PreResNet of pytorchcv."""
     return _family_of(state) is not None
 
 
@@ -73,33 +73,33 @@ def from_pytorchcv(
 ) -> ResidualNetwork:
     """Convert a PreResNet of pytorchcv to a network that computes the same.
 
-    The weights say depth, widths and block, and whether it is a network for small
-    images or for ImageNet. They do not say where a bottleneck has its stride: for CIFAR
-    it is the 3x3 convolution, for ImageNet the first one, and the 3x3 one again in the
-    networks whose names end in b: give `stride_on="3x3"` for those. Assumed are ReLU
-    and an epsilon of 1e-5.
+    The weights show depth, widths and block, and whether the network is for small
+    images or for ImageNet. They do not show which convolution of a bottleneck has the
+    stride. The conversion assumes the 3x3 one for CIFAR and the first one for ImageNet.
+    Networks for ImageNet with names that end in b have it on the 3x3 one too: for them,
+    give `stride_on="3x3"`. The conversion also assumes ReLU and an epsilon of 1e-5.
 
     These networks differ from the paper's: their first unit has its own first
-    normalisation and activation, and a change of the shape is a projection of the
-    activated input.
+    normalisation and activation, and units that change the shape project the activated
+    input.
 
     Args:
         source: A file, see `read_state`, or the `state_dict()`: names to arrays or
             tensors. The mean and std of the images are not in the weights: `mean=` and
             `std=` add them to the network.
-        input_shape: None: 32 x 32 or 224 x 224 and the channels of the weights. For
-            other channels the stem's kernel is adapted, see `load`.
-        classes: Number of classes. Another number than the source's gets a new
-            classifier. None: the source's.
-        check: Images, in the data format of the result, and the outputs that it must
-            have for them: those of the source. This finds what the assumptions miss.
+        input_shape: Shape of the images. None: 32 x 32 or 224 x 224 and the channels of
+            the weights. For other channels the stem's kernel is adapted, see `load`.
+        classes: Number of classes. If it differs from the source's, the network gets a
+            new classifier. None: the source's.
+        check: Images, in the data format of the result, and the source's outputs for
+            them. The result must return the same, which reveals wrong assumptions.
         **options: Options of `ResidualNetwork`, such as `stacked=True`.
 
     Raises:
-        ValueError: for weights of another network, and for other outputs than those of
-            `check`.
-        WeightsMismatch: for weights that do not fit each other, such as those of
-            pytorchcv's networks with squeeze-and-excitation.
+        ValueError: for weights of another network, and if the outputs differ from those
+            in `check`.
+        WeightsMismatch: if the source's weights do not fit the network, such as weights
+            of pytorchcv's networks with squeeze-and-excitation.
         ImportError: if the file needs safetensors or torch, and that is missing.
 
     Example:
@@ -134,7 +134,7 @@ def to_pytorchcv(model: ResidualNetwork) -> dict[str, np.ndarray]:
     `pytorchcv_model.load_state_dict` or `write_state`.
 
     Args:
-        model: From `from_pytorchcv`, or of the same structure, such as
+        model: A network from `from_pytorchcv`, or one of the same structure, such as
             `kp.models.resnet_cifar(20, arrangement="full_preactivation_raw_stem",
             shape_shortcut="projection")`.
 

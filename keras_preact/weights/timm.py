@@ -1,5 +1,5 @@
-"""timm's pre-activation networks (`resnetv2_50` and others, Big Transfer's among them):
-weights from and to them.
+"""Convert weights from and to timm's pre-activation networks: `resnetv2_50` and others,
+among them Big Transfer's.
 """
 
 import os
@@ -19,9 +19,10 @@ from keras_preact.weights.family import Family, Sample, some
 def _family(standardize: bool, **options: Any) -> Family:
     return Family(
         title="timm's ResNetV2",
-        assumes="Assumed are ReLU, strides on the 3x3 convolutions, projections without average "
-        "pooling, an epsilon of 1e-5, and: with batch normalisation, timm's default stem; with "
-        "group normalisation, Big Transfer's fixed stem and standardised weights.",
+        assumes="The conversion assumes ReLU, strides on the 3x3 convolutions, projections without "
+        "average pooling, and an epsilon of 1e-5. With batch normalisation it assumes timm's "
+        "default stem, with group normalisation Big Transfer's fixed stem and standardised "
+        "weights.",
         network={"stem_conv": "stem.conv", "head_norm": "norm", "head_classifier": "head.fc"},
         unit_name=lambda stage, unit: f"stages.{stage - 1}.blocks.{unit - 1}.",
         unit=layout.unit_names("norm1 conv1 norm2 conv2 norm3 conv3 downsample.conv"),
@@ -34,8 +35,9 @@ def _family(standardize: bool, **options: Any) -> Family:
         options={"arrangement": arrangements.RAW_STEM, **options},
         strides=(1, 2, 2, 2),
         block_options={"stride_on": "3x3", "standardize_weights": standardize},
-        model_name=lambda found: (
-            f"resnetv2_{found.depth}" + (f"x{found.stem_filters // 64}_bit" if standardize else "")
+        model_name=lambda structure: (
+            f"resnetv2_{structure.depth}"
+            + (f"x{structure.stem_filters // 64}_bit" if standardize else "")
         ),
     )
 
@@ -44,7 +46,7 @@ BATCH = _family(False, stem="7x7")
 #: Big Transfer's, with group normalisation and standardised weights: `resnetv2_50x1_bit`.
 BIT = _family(True, stem="7x7_zero_padded", normalization="group")
 
-#: Names of networks without a counterpart here, to what these networks have.
+#: Pattern of the weights' names in networks without a counterpart here, to what these have.
 OTHERS: Mapping[str, str] = MappingProxyType(
     {
         r"stem\.conv[123]\.": "a stem of three 3x3 convolutions (resnetv2_50d, 50t)",
@@ -56,7 +58,7 @@ OTHERS: Mapping[str, str] = MappingProxyType(
 
 
 def is_timm(state: Mapping[str, Any]) -> bool:
-    """Whether names are those of a timm ResNetV2, of a supported kind or not."""
+    """Whether the weights have the names of a timm ResNetV2, supported or not."""
     return any(map(BATCH.numbers.match, state)) and any(name.startswith("stem.") for name in state)
 
 
@@ -70,30 +72,31 @@ def from_timm(
 ) -> ResidualNetwork:
     """Convert a ResNetV2 of timm to a network that computes the same.
 
-    The weights say which network it is: resnetv2_18, 34, 50, 101 and 152, and Big
-    Transfer's resnetv2_50x1_bit to 152x4_bit, of any depth and width. They do not say
-    everything. Assumed are ReLU, strides on the 3x3 convolutions, projections without
-    average pooling, an epsilon of 1e-5, and: with batch normalisation, timm's default
-    stem; with group normalisation, Big Transfer's fixed stem and standardised weights.
+    The weights show which network it is: resnetv2_18, 34, 50, 101 and 152, and Big
+    Transfer's resnetv2_50x1_bit to 152x4_bit, of any depth and width. They do not show
+    everything. The conversion assumes ReLU, strides on the 3x3 convolutions,
+    projections without average pooling, and an epsilon of 1e-5. With batch
+    normalisation it assumes timm's default stem, with group normalisation Big
+    Transfer's fixed stem and standardised weights.
 
     Args:
         source: A file, see `read_state`, or the `state_dict()`: names to arrays or
             tensors. The mean and std of timm's images are in its configuration, not in
             the weights: `mean=` and `std=` add them to the network.
-        input_shape: None: 224 x 224 and the channels of the weights. For other channels
-            the stem's kernel is adapted as by `timm.create_model(..., in_chans=...)`,
-            see `load`.
-        classes: Number of classes. Another number than the source's gets a new
-            classifier. None: the source's.
-        check: Images, in the data format of the result, and the outputs that it must
-            have for them: those of the source. This finds what the assumptions miss.
+        input_shape: Shape of the images. None: 224 x 224 and the channels of the
+            weights. For other channels the stem's kernel is adapted as by
+            `timm.create_model(..., in_chans=...)`, see `load`.
+        classes: Number of classes. If it differs from the source's, the network gets a
+            new classifier. None: the source's.
+        check: Images, in the data format of the result, and the source's outputs for
+            them. The result must return the same, which reveals wrong assumptions.
         **options: Options of `ResidualNetwork`, such as `stacked=True`,
             `output_stride=8` or `include_top=False`.
 
     Raises:
         ValueError: for weights of another network, also of timm's `d`, `t`, `evos`,
-            `frn` and `gn` variants, and for other outputs than those of `check`.
-        WeightsMismatch: for weights that do not fit each other.
+            `frn` and `gn` variants, and if the outputs differ from those in `check`.
+        WeightsMismatch: if the source's weights do not fit the network.
         ImportError: if the file needs safetensors or torch, and that is missing.
 
     Example:
@@ -115,11 +118,13 @@ def from_timm(
             f"stages.0.blocks.0.conv1.weight. They are: {some(state)}"
         )
     if others := [
-        what for pattern, what in OTHERS.items() if any(re.match(pattern, name) for name in state)
+        variant
+        for pattern, variant in OTHERS.items()
+        if any(re.match(pattern, name) for name in state)
     ]:
         raise ValueError(
-            "Of timm's ResNetV2, resnetv2_18 to 152 and the *_bit networks have a counterpart "
-            f"here. Received: one with {' and '.join(others)}"
+            "Only timm's resnetv2_18 to 152 and its *_bit networks can be converted. "
+            f"Received: a ResNetV2 with {' and '.join(others)}"
         )
     family = BATCH if "norm.running_mean" in state else BIT
     return family.convert(
@@ -132,7 +137,7 @@ def to_timm(model: ResidualNetwork) -> dict[str, np.ndarray]:
     or `write_state`.
 
     Args:
-        model: From `from_timm`, or of the same structure, such as
+        model: A network from `from_timm`, or one of the same structure, such as
             `kp.models.resnet_imagenet(50, arrangement="full_preactivation_raw_stem")`.
 
     Raises:

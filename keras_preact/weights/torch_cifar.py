@@ -1,8 +1,8 @@
-"""Pre-activation networks for CIFAR that were trained in Torch, under two kinds of
-names: weights from and to them.
+"""Convert weights from and to pre-activation networks for CIFAR that were trained in
+Torch, under two sets of names.
 
 `CONTAINERS`: the authors' released code (resnet-1k-layers) and fb.resnet.torch's
-preresnet. A network is a tree of containers, and a weight's name is the way to it, as
+preresnet. A network is a tree of containers, and a weight's name is the path to it, as
 in the state dict of a converted .t7 file. Counted from 0:
 
     network           0 conv, 1 to 3 stages, 4 BN, 5 ReLU, 6 pooling, 7 view, 8 linear (or 8.1)
@@ -11,9 +11,9 @@ in the state dict of a converted .t7 file. Counted from 0:
 
 In a stage's first unit both paths read the BN and ReLU.
 
-`ATTRIBUTES`: the PyTorch ports of these with conv1, layer1.0.bn1, ..., bn, fc. They
-compute something else: the projection reads the raw x, also in the first unit, and the
-3x3 convolution of a bottleneck has the stride.
+`ATTRIBUTES`: the PyTorch ports of these, with the names conv1, layer1.0.bn1, ..., bn,
+fc. They compute something else: the projection reads the raw x, also in the first unit,
+and the 3x3 convolution of a bottleneck has the stride.
 """
 
 import dataclasses
@@ -31,15 +31,16 @@ from keras_preact.weights.family import Family, Sample, some
 
 #: What the names and shapes of the weights do not show.
 ASSUMES = (
-    "Assumed are ReLU and an epsilon of 1e-5. In the released code, the first convolution of a "
-    "bottleneck has the stride and both paths of a stage's first unit read its BN and ReLU. In "
-    "the PyTorch ports, the 3x3 convolution has it and projections read the raw x."
+    "The conversion assumes ReLU and an epsilon of 1e-5. In the released code, the first "
+    "convolution of a bottleneck has the stride, and both paths of a stage's first unit read its "
+    "BN and ReLU. In the PyTorch ports, the 3x3 convolution has the stride, and projections read "
+    "the raw x."
 )
 
 CONTAINERS = Family(
     title="the released code for CIFAR",
     assumes=ASSUMES,
-    # Our first BN is after the stem, where both paths of the first unit read it too.
+    # Our first BN belongs to the stem, so that both paths of the first unit read it too.
     network={
         "stem_conv": "0",
         "stem_norm": "1.0.0",
@@ -55,7 +56,7 @@ CONTAINERS = Family(
     strides=(1, 2, 2),
     block_options={"stride_on": "first"},
     image_size=32,
-    model_name=lambda found: f"cifar_resnet{found.depth}",
+    model_name=lambda structure: f"cifar_resnet{structure.depth}",
 )
 ATTRIBUTES = Family(
     title="the PyTorch ports of the networks for CIFAR",
@@ -74,12 +75,14 @@ ATTRIBUTES = Family(
     strides=(1, 2, 2),
     block_options={"stride_on": "3x3"},
     image_size=32,
-    model_name=lambda found: f"cifar_resnet{found.depth}",
+    model_name=lambda structure: f"cifar_resnet{structure.depth}",
 )
 
 
 def is_torch_cifar(state: Mapping[str, Any]) -> bool:
-    """Whether names are those of a pre-activation network for CIFAR of Torch."""
+    """Whether the weights have the names of a pre-activation network for CIFAR in
+    Torch.
+    """
     return _family_of(state) is not None
 
 
@@ -98,30 +101,30 @@ def from_torch_cifar(
     """Convert a pre-activation network for CIFAR, trained in Torch, to one that
     computes the same.
 
-    Assumed are ReLU and an epsilon of 1e-5. In the released code, the first convolution
-    of a bottleneck has the stride and both paths of a stage's first unit read its BN
-    and ReLU. In the PyTorch ports, the 3x3 convolution has it and projections read the
-    raw x.
+    The conversion assumes ReLU and an epsilon of 1e-5. In the released code, the first
+    convolution of a bottleneck has the stride, and both paths of a stage's first unit
+    read its BN and ReLU. In the PyTorch ports, the 3x3 convolution has the stride, and
+    projections read the raw x.
 
     Args:
         source: A file, see `read_state`, or a mapping of names to arrays or tensors.
-            The names may be those of the released code's tree of containers
-            (`1.0.2.0.0.weight`) or of the PyTorch ports (`layer1.0.conv1.weight`). The
-            weights say depth, widths, block, and whether a change of the shape is a
-            projection or zero padding.
-        input_shape: None: 32 x 32 and the channels of the weights. For other channels
-            the stem's kernel is adapted, see `load`.
-        classes: Number of classes. Another number than the source's gets a new
-            classifier. None: the source's.
-        check: Images, in the data format of the result, and the outputs that it must
-            have for them: those of the source. This finds what the assumptions miss.
-        **options: Options of `ResidualNetwork`, also those for a source that differs
-            from what is assumed, such as `stride_on="first"`.
+            The names may come from the released code's tree of containers
+            (`1.0.2.0.0.weight`) or from the PyTorch ports (`layer1.0.conv1.weight`).
+            The weights show depth, widths, block, and whether shape-changing units have
+            a projection or zero padding.
+        input_shape: Shape of the images. None: 32 x 32 and the channels of the weights.
+            For other channels the stem's kernel is adapted, see `load`.
+        classes: Number of classes. If it differs from the source's, the network gets a
+            new classifier. None: the source's.
+        check: Images, in the data format of the result, and the source's outputs for
+            them. The result must return the same, which reveals wrong assumptions.
+        **options: Options of `ResidualNetwork`. They also replace what is assumed, such
+            as `stride_on="first"` for a source that differs.
 
     Raises:
-        ValueError: for weights of another network, and for other outputs than those of
-            `check`.
-        WeightsMismatch: for weights that do not fit each other.
+        ValueError: for weights of another network, and if the outputs differ from those
+            in `check`.
+        WeightsMismatch: if the source's weights do not fit the network.
         ImportError: if the file needs safetensors or torch, and that is missing.
 
     Example:
@@ -150,16 +153,17 @@ def from_torch_cifar(
 
 
 def to_torch_cifar(model: ResidualNetwork) -> dict[str, np.ndarray]:
-    """Return a network's weights under the names of the Torch code that has it.
+    """Return a network's weights under the names of the Torch code with this network.
 
     Args:
-        model: From `from_torch_cifar`, `resnet_cifar` with full pre-activation (the
-            released code's names), or of the same structure.
+        model: A network from `from_torch_cifar`, from `resnet_cifar` with full
+            pre-activation (which gets the released code's names), or one of the same
+            structure.
 
     Raises:
         ValueError: for a network that neither the released code nor the PyTorch ports
             have. The message holds the options that differ.
-        WeightsMismatch: for weights that they have no name for.
+        WeightsMismatch: for weights that the Torch code has no name for.
     """
     config = model.get_config() if isinstance(model, ResidualNetwork) else {}
     if config.get("arrangement") == arrangements.serialize(arrangements.RAW_STEM):
@@ -170,8 +174,8 @@ def to_torch_cifar(model: ResidualNetwork) -> dict[str, np.ndarray]:
 
 
 def _with_shortcut(family: Family, shape_shortcut: str) -> Family:
-    """Return the family with one of both changes of the shape: the released code has
-    them as an option.
+    """Return the family with this shape shortcut, which is an option of the released
+    code.
     """
     options = {**family.options, "shape_shortcut": shape_shortcut}
     return dataclasses.replace(family, options=options)
