@@ -1,4 +1,4 @@
-"""Figures of the analyses: each function takes results and returns a
+"""Figures of the analyses. Each function takes results and returns a
 `matplotlib.figure.Figure`.
 """
 

@@ -1,4 +1,4 @@
-"""Activations of every channel by depth, and their heat map."""
+"""Measure the activations of every channel by depth, and draw their heat map."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ class ChannelProfile:
     Attributes:
         units: Names of the units, in order.
         size: Mean of |x| over examples and positions, `(channels, L)`, for the channels
-            of the widest x_l; NaN if an x_l has no such channel.
+            of the widest x_l; NaN if an x_l lacks a channel.
     """
 
     units: tuple[str, ...]
@@ -32,7 +32,8 @@ def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelP
     Args:
         model: See `kp.analysis.propagation`.
         x: A batch of inputs, or a list for a model with several inputs.
-        training: Whether normalisations use the batch and dropout drops.
+        training: Whether normalisations use the statistics of the batch, and dropout
+            drops.
 
     Raises:
         ValueError: as `kp.analysis.propagation`.
@@ -81,11 +82,11 @@ def channel_heat_map(profile: ChannelProfile) -> Any:
     figure = style.new_figure()
     from matplotlib.colors import LogNorm, Normalize
 
-    there = profile.size[~np.isnan(profile.size)]
-    positive = there[there > 0]
+    measured = profile.size[~np.isnan(profile.size)]
+    positive = measured[measured > 0]
     least, most = (positive.min(), positive.max()) if positive.size else (0.0, 1.0)
     is_log = 0 < least < most / style.DECADE
-    dead = 100 * float(np.mean(there == 0)) if there.size else 0.0
+    dead = 100 * float(np.mean(measured == 0)) if measured.size else 0.0
     sizes = style.spread((least, most)) if positive.size else "all 0"
     title = f"Mean size of a channel: {sizes}; {dead:.3g} % are 0"
     axes = style.styled(figure.subplots(), title, "Depth $l$", "Channel")

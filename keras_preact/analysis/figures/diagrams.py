@@ -1,5 +1,5 @@
-"""Diagrams of residual units, drawn from the tables: Fig. 1, 2 and 4 of the paper, and
-any row added to the tables.
+"""Draw diagrams of residual units from the tables: Fig. 1, 2 and 4 of the paper, and
+any row that is added to the tables.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ COLOURS = {
     "shift": style.PALE,
     "scale": style.PALE,
 }
-#: Names of normalisations and activations to what a box says; others keep their names.
+#: Names of normalisations and activations to the texts of their boxes. Others keep their names.
 SHORT = {
     "batch": "BN",
     "layer": "LN",
@@ -64,8 +64,8 @@ class Diagram:
     """The parts of a unit, each path from start to end.
 
     Args:
-        branch, shortcut, gate, after_addition: Boxes of F, of h, of the gate and of f. A
-            gate acts on the last boxes of the paths that it scales.
+        branch, shortcut, gate, after_addition: Boxes of F, of h, of the gate and of f.
+            A gate acts on the last boxes of the paths that it scales.
         connected: Whether there is a shortcut.
     """
 
@@ -96,7 +96,7 @@ _ON_PATHS: dict[type, Callable[[Any], Texts]] = {
     shortcuts.Dropout: lambda h: ((f"dropout {h.rate:g}",), (), ()),
 }
 
-#: Block to the network whose errors are in Table 2.
+#: Block to the network that has its errors in Table 2.
 _COMPARED = {"basic": "ResNet-110", "bottleneck": "ResNet-164"}
 
 
@@ -129,16 +129,16 @@ def diagram(
     row = arrangements.get(arrangement)
     weights = blocks.get(block)
     h = shortcuts.get(shortcut)
-    known = next(kind for kind in type(h).__mro__ if kind in _ON_PATHS)
+    known = next(cls for cls in type(h).__mro__ if cls in _ON_PATHS)
     on_shortcut, on_branch, gate = _ON_PATHS[known](h)
     words = {"norm": normalization, "activation": weights.activation or activation}
 
     def components(names: Sequence[str]) -> list[Box]:
-        said = {name: words.get(name, name) for name in names}
+        texts = {name: words.get(name, name) for name in names}
         return [
-            Box(SHORT.get(said[name], said[name]), COLOURS[name])
+            Box(SHORT.get(texts[name], texts[name]), COLOURS[name])
             for name in names
-            if said[name] != "none"
+            if texts[name] != "none"
         ]
 
     branch = components(row.first)
@@ -256,7 +256,7 @@ def shortcuts_figure() -> Any:
     for row in published.results(table="1"):
         h = shortcuts.get(row.arguments.get("shortcut", "identity"), row.arguments.get("gate_bias"))
         rows[_key(h)] = row
-    keys = {name: _key(kind()) for name, kind in shortcuts.SHORTCUTS.items()}
+    keys = {name: _key(cls()) for name, cls in shortcuts.SHORTCUTS.items()}
     return _with_errors(
         {name: diagram("original", name) for name in shortcuts.SHORTCUTS},
         {name: rows[key] for name, key in keys.items() if key in rows},
@@ -300,7 +300,7 @@ def in_words(name: str) -> str:
 
 
 def _right(parts: Diagram) -> float:
-    """Return the horizontal place of the branch; the shortcut is at 0."""
+    """Return the horizontal position of the branch; the shortcut is at 0."""
     return 2 * APART if parts.gate else APART if parts.shortcut else NEAR
 
 

@@ -1,4 +1,4 @@
-"""A residual network as an ensemble of paths: errors without some units, and the
+"""Draw a residual network as an ensemble of paths: errors without some units, and the
 lengths of the paths.
 """
 
@@ -30,8 +30,8 @@ def lesion_errors(lesions: Lesions) -> Any:
     >>> from keras_preact.analysis import figures
     >>> from keras_preact.analysis.ensemble import Lesions
     >>> errors = np.array([0.5, 0.25, 0.75])
-    >>> found = Lesions(("unit1", "unit2"), ((0,), (1,), (0, 1)), errors, 0.125)
-    >>> axes = figures.lesion_errors(found).axes[0]
+    >>> lesions = Lesions(("unit1", "unit2"), ((0,), (1,), (0, 1)), errors, 0.125)
+    >>> axes = figures.lesion_errors(lesions).axes[0]
     >>> axes.lines[0].get_ydata().tolist()  # without 0, 1 and 2 units, in percent
     [12.5, 37.5, 75.0]
 
@@ -53,7 +53,7 @@ def lesion_errors(lesions: Lesions) -> Any:
         axes.axhline(whole, color=style.GREY, linestyle="--", linewidth=1.2, label=label)
         style.stages(axes, lesions.units)
     else:
-        counts = np.array([len(each) for each in lesions.dropped])
+        counts = np.array([len(indices) for indices in lesions.dropped])
         levels = np.unique(counts)
         means = [errors[counts == level].mean() for level in levels]
         title = (
@@ -71,7 +71,7 @@ def lesion_errors(lesions: Lesions) -> Any:
 
 
 def path_length_shares(shares: np.ndarray) -> Any:
-    """Draw which share of all paths has which length.
+    """Draw the share of all paths that has each length.
 
     Args:
         shares: What `kp.analysis.path_lengths` returned, `(units + 1,)`.
@@ -82,7 +82,7 @@ def path_length_shares(shares: np.ndarray) -> Any:
     shares = np.asarray(shares, "float64")
     if shares.ndim != 1 or len(shares) < 2 or not np.isclose(shares.sum(), 1):
         raise ValueError(
-            "`shares` must be those of 2 lengths or more, with a sum of 1. Received: "
+            "`shares` must hold the shares of at least 2 lengths, with a sum of 1. Received: "
             f"shape={shares.shape}"
         )
     lengths = np.arange(len(shares))
@@ -95,7 +95,7 @@ def path_length_shares(shares: np.ndarray) -> Any:
     axes = figure.subplots()
     style.styled(axes, title, "Length of a path (branches)", "Share of the paths (%)")
     style.shares(axes.yaxis)
-    colours = [style.colour(0) if each else style.BLUE for each in inside]
+    colours = [style.colour(0) if is_inside else style.BLUE for is_inside in inside]
     axes.bar(lengths, shares, width=0.9, color=colours)
     style.by_depth(axes)
     return figure

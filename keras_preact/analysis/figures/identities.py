@@ -1,4 +1,4 @@
-"""Eq. 4 and 5 by depth: what the identity shortcuts carry and let through."""
+"""Draw Eq. 4 and 5 by depth: what the identity shortcuts carry and let through."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -47,16 +47,16 @@ def gradient_split(check: IdentityCheck) -> Any:
             check.units,
         ),
     ]
-    # A unit between two that change the shape is a single point.
+    # A unit between two units that change the shape is a single point.
     figure = style.depth_figure(panels, UNIT, 9.0, 5.4, marker="o", markersize=3.5)
-    if any((each > 0).any() for each in errors.values()):
-        style.logarithmic(figure.axes[1])  # errors are rounding, or of the size of 1
+    if any((error > 0).any() for error in errors.values()):
+        style.logarithmic(figure.axes[1])  # errors are rounding errors, or of the order of 1
     return figure
 
 
 def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
-    """Draw which part of a gradient's norm (above) and of its entries (below) returns
-    through the shortcuts alone.
+    """Draw the share of a gradient's norm (above) and of its entries (below) that
+    returns through the shortcuts alone.
 
     Args:
         paths: Label to what `kp.analysis.direct_path` returned.
@@ -83,5 +83,5 @@ def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
 
 
 def _most(errors: np.ndarray) -> str:
-    there = errors[~np.isnan(errors)]
-    return f"{there.max():.1e}" if there.size else "nothing"
+    measured = errors[~np.isnan(errors)]
+    return f"{measured.max():.1e}" if measured.size else "nothing"

@@ -1,4 +1,4 @@
-"""Mean-field theory: the depth scales of wide plain networks."""
+"""Draw the depth scales of wide plain networks in mean-field theory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,9 +20,9 @@ def depth_scales(
 
     Args:
         activation: A name in `keras_preact.analysis.mean_field.ACTIVATIONS`.
-        weight_variances: The horizontal axis. Nothing is drawn at criticality, where xi
-            is infinite.
-        bias_variances: One line each.
+        weight_variances: Values of the horizontal axis. Nothing is drawn at
+            criticality, where xi is infinite.
+        bias_variances: Bias variances, with one line each.
         networks: Label to the weight variance of a network, for a vertical line.
 
     Returns:

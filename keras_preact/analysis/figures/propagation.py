@@ -1,5 +1,5 @@
-"""Signal propagation by depth: gradients, activations, branch and shortcut, values that
-are cut off and channels that are dead.
+"""Draw signal propagation by depth: gradients, activations, branch and shortcut, values
+that are cut off, and dead channels.
 """
 
 from collections.abc import Mapping
@@ -45,9 +45,9 @@ def gradient_norms(signals: Mapping[str, Propagation]) -> Any:
     Source: Eq. 5 of arXiv 1603.05027.
     """
     style.need(signals)
-    ratios = style.spread(each.gradient_ratio for each in signals.values())
+    ratios = style.spread(network.gradient_ratio for network in signals.values())
     title = f"The gradient at the first unit is {ratios} times that after the last unit"
-    series = {label: each.gradient_norm for label, each in signals.items()}
+    series = {label: network.gradient_norm for label, network in signals.items()}
     return _by_depth(
         signals, DEPTH, style.Panel(title, r"Norm of $\partial E/\partial x_l$", series)
     )
@@ -58,22 +58,22 @@ def activation_norms(signals: Mapping[str, Propagation]) -> Any:
     `gradient_norms`.
     """
     style.need(signals)
-    growth = style.spread(each.x_norm[-1] / each.x_norm[0] for each in signals.values())
+    growth = style.spread(network.x_norm[-1] / network.x_norm[0] for network in signals.values())
     title = f"The signal after the last unit is {growth} times that before the first unit"
-    series = {label: each.x_norm for label, each in signals.items()}
+    series = {label: network.x_norm for label, network in signals.items()}
     return _by_depth(signals, DEPTH, style.Panel(title, "Norm of $x_l$", series))
 
 
 def residual_ratio(signals: Mapping[str, Propagation]) -> Any:
-    """Draw the norm of what each branch adds over that of what its shortcut adds. See
-    `gradient_norms`.
+    """Draw the norm of what each branch adds over the norm of what its shortcut adds.
+    See `gradient_norms`.
 
-    A plain network has no shortcut: its ratio is infinite and not drawn.
+    A plain network has no shortcut. Its ratio is infinite and not drawn.
     """
     style.need(signals)
     series = {
-        label: np.where(np.isfinite(each.ratio), each.ratio, np.nan)
-        for label, each in signals.items()
+        label: np.where(np.isfinite(network.ratio), network.ratio, np.nan)
+        for label, network in signals.items()
     }
     ratios = np.concatenate(list(series.values()))
     finite = ratios[~np.isnan(ratios)]
@@ -89,27 +89,29 @@ def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
     network. See `gradient_norms`.
 
     Raises:
-        ValueError: for a network whose units have no kernel.
+        ValueError: for a network without kernels in its units.
     """
     style.need(signals)
     panels = []
-    for label, each in signals.items():
+    for label, network in signals.items():
         kernels = {
-            name: norms for name, norms in each.weight_gradients.items() if name.endswith("kernel")
+            name: norms
+            for name, norms in network.weight_gradients.items()
+            if name.endswith("kernel")
         }
         if not kernels:
             raise ValueError(
                 f"No unit of {label!r} has a kernel. Received: "
-                f"{', '.join(each.weight_gradients) or 'no weights'}"
+                f"{', '.join(network.weight_gradients) or 'no weights'}"
             )
         title, axis = f"Gradients of the kernels: {label}", r"Norm of $\partial E/\partial W_l$"
-        panels.append(style.Panel(title, axis, kernels, each.units, gaps=False))
+        panels.append(style.Panel(title, axis, kernels, network.units, gaps=False))
     return style.depth_figure(panels, UNIT, 7.0, 1.2 + 2.6 * len(panels), sharey=True)
 
 
 def truncation(signals: Mapping[str, Propagation]) -> Any:
-    """Draw by depth which share of the sums f sets to 0 (above) and which share of the
-    channels is dead (below). See `gradient_norms`.
+    """Draw by depth the share of the sums that f sets to 0 (above) and the share of
+    dead channels (below). See `gradient_norms`.
 
     Source: Sec. 4.1 of arXiv 1603.05027: with f = ReLU, "the signal is impacted if it
     is negative".
@@ -120,7 +122,7 @@ def truncation(signals: Mapping[str, Propagation]) -> Any:
         ("cut", "Sums that f sets to 0", "Sums (%)"),
         ("dead", "Dead channels", "Channels (%)"),
     ):
-        series = {name: getattr(each, field) for name, each in signals.items()}
+        series = {name: getattr(network, field) for name, network in signals.items()}
         worst = max(float(share.max()) for share in series.values())
         title = f"{what}: at most {100 * worst:.3g} %"
         limits = (0.0, max(0.1, min(1.02, 1.1 * worst)))
@@ -129,9 +131,9 @@ def truncation(signals: Mapping[str, Propagation]) -> Any:
 
 
 def _by_depth(signals, depth: str, *panels: style.Panel, height: float = 4.2) -> Any:
-    """Draw panels, and the stages of the networks if these have the same units."""
-    units, *others = (each.units for each in signals.values())
-    first, *rest = panels
-    if all(each == units for each in others):
-        first = first._replace(units=units)
-    return style.depth_figure([first, *rest], depth, height=height)
+    """Draw panels, and mark the stages if all networks have the same units."""
+    units, *others = (network.units for network in signals.values())
+    top, *lower = panels
+    if all(other == units for other in others):
+        top = top._replace(units=units)
+    return style.depth_figure([top, *lower], depth, height=height)

@@ -1,4 +1,4 @@
-"""Singular values of Jacobians."""
+"""Draw the singular values of Jacobians."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,21 +37,21 @@ def singular_values(spectra: Mapping[str, Spectrum]) -> Any:
     >>> figure.axes[0].lines[0].get_ydata().tolist()
     [2.0, 1.0, 0.5]
     """
-    largest = max((float(each.values[0]) for each in spectra.values()), default=0.0)
+    largest = max((float(spectrum.values[0]) for spectrum in spectra.values()), default=0.0)
     if not largest > 0:
         raise ValueError(
             f"There must be a singular value above 0 to draw. Received: {len(spectra)} spectra"
         )
-    values = {label: each.values for label, each in spectra.items()}
-    shown = {label: each[each > ROUNDING * largest] for label, each in values.items()}
+    values = {label: spectrum.values for label, spectrum in spectra.items()}
+    shown = {label: sigma[sigma > ROUNDING * largest] for label, sigma in values.items()}
     every = np.concatenate(list(shown.values()))
     total = sum(map(len, values.values()))
     zeros = f", {total - len(every)} of {total} at 0" if len(every) < total else ""
     figure = style.new_figure(9.0, 3.9)
     left, right = figure.subplots(1, 2)
     style.styled(left, f"Singular values: {style.spread(every)}{zeros}", "Rank", "Singular value")
-    ranks = {label: np.arange(1, len(each) + 1) for label, each in values.items()}
-    style.lines(left, {label: (ranks[label], each) for label, each in values.items()})
+    ranks = {label: np.arange(1, len(sigma) + 1) for label, sigma in values.items()}
+    style.lines(left, {label: (ranks[label], sigma) for label, sigma in values.items()})
     left.set_ylim(every.min() / 1.5, every.max() * 1.5)
     style.logarithmic(left)
     style.styled(
@@ -61,8 +61,8 @@ def singular_values(spectra: Mapping[str, Spectrum]) -> Any:
         draw(1.0, color=style.LINE, linewidth=0.8, zorder=1)
         axes.margins(x=0.02)
     edges = np.geomspace(every.min() / 1.05, every.max() * 1.05, BINS + 1)
-    for i, (label, each) in enumerate(shown.items()):
-        counts = np.histogram(each, edges)
+    for i, (label, sigma) in enumerate(shown.items()):
+        counts = np.histogram(sigma, edges)
         right.stairs(*counts, color=style.colour(i), fill=True, alpha=0.35, label=label)
     right.set_xscale("log")
     style.plain_numbers(right.xaxis)

@@ -15,16 +15,16 @@ from keras_preact import _optional
 
 
 class Hue(NamedTuple):
-    """A colour of lines on a white page, of text there, and of both on a dark page."""
+    """A colour: of lines and of text on a white page, and of both on a dark page."""
 
     line: str
     text: str
     dark: str
 
 
-#: Colours that colour-blind readers can tell apart: those of Okabe and Ito
-#: (https://jfly.uni-koeln.de/color/) without the light yellow. Text is darker and dark pages have
-#: brighter ones, for a contrast of 4.5.
+#: Colours that colour-blind readers can tell apart: Okabe and Ito's
+#: (https://jfly.uni-koeln.de/color/) without the light yellow. Text has darker colours, and dark
+#: pages have brighter ones, for a contrast of 4.5.
 HUES = (
     Hue("#0072B2", "#0072B2", "#4AA8E8"),
     Hue("#D55E00", "#B84F00", "#F58A3C"),
@@ -35,7 +35,7 @@ HUES = (
     Hue("#1C1C1C", "#1C1C1C", "#E6E6E6"),
 )
 COLOURS = tuple(hue.line for hue in HUES)
-#: Dashes of the lines after the last colour is used.
+#: Styles of lines: the next one is used after the last colour.
 DASHES = ("-", "--", ":", "-.")
 
 INK = "#1C1C1C"
@@ -54,7 +54,7 @@ DARK |= {BLUE: "#1F405C", ORANGE: "#5C3517", GREEN: "#17493A", PINK: "#512B47", 
 TITLE, LABEL, TICK, SMALL = 13, 12, 11, 10
 #: Mean width of a character, relative to its size.
 CHARACTER_WIDTH = 0.52
-#: An axis is logarithmic if its values span more than the first ratio. Below the second, its
+#: An axis is logarithmic if its values span more than the first ratio. Below the second ratio, its
 #: numbers are written without powers of ten.
 DECADE, FEW_DECADES = 10.0, 2e3
 
@@ -98,9 +98,10 @@ def styled(axes, title: str = "", x: str = "", y: str = "") -> Any:
     """Give axes a title, wrapped to their width, labels and a light grid, without a
     frame; return them.
     """
-    place = axes.get_subplotspec()
-    share = len(place.colspan) / place.get_gridspec().ncols if place else 1.0
-    width = 72 * (share * axes.figure.bbox.width / axes.figure.dpi - 0.9)  # of a subfigure too
+    subplot = axes.get_subplotspec()
+    share = len(subplot.colspan) / subplot.get_gridspec().ncols if subplot else 1.0
+    # `bbox` also holds the width of a subfigure.
+    width = 72 * (share * axes.figure.bbox.width / axes.figure.dpi - 0.9)
     axes.set_title(wrapped(title, width), loc="left", fontsize=TITLE, color=INK)
     axes.set_xlabel(x, fontsize=LABEL, color=INK)
     axes.set_ylabel(y, fontsize=LABEL, color=INK)
@@ -155,7 +156,7 @@ class Panel(NamedTuple):
         series: Name of a line to its values, one per unit or depth.
         units: Names of the units, for marking the stages; empty for no marks.
         gaps: Whether NaN interrupts a line.
-        percent: Whether the values are shares of 1, to be labelled in percent.
+        percent: Whether the values are shares of 1, which are labelled in percent.
         limits: Ends of a linear axis; None: see `decades`.
     """
 
@@ -210,7 +211,7 @@ def depth_figure(
 
 
 def by_depth(axes) -> None:
-    """Mark only whole numbers on the horizontal axis: those of units or epochs."""
+    """Mark only whole numbers, such as units or epochs, on the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
@@ -236,21 +237,21 @@ def decades(axes, values: Iterable) -> None:
     """Make the vertical axis logarithmic if the values span more than a decade. It then
     shows only positive values.
     """
-    flat = np.concatenate([np.ravel(each) for each in values] or [np.zeros(0)])
+    flat = np.concatenate([np.ravel(array) for array in values] or [np.zeros(0)])
     positive = flat[np.isfinite(flat) & (flat > 0)]
     if positive.size and positive.max() / positive.min() > DECADE:
         logarithmic(axes)
 
 
 def logarithmic(axes) -> None:
-    """Make the vertical axis logarithmic; values that are not positive are not shown."""
+    """Make the vertical axis logarithmic. It hides values that are not positive."""
     axes.set_yscale("log", nonpositive="mask")
     plain_numbers(axes.yaxis)
 
 
 def plain_numbers(axis) -> None:
-    """Label a logarithmic axis of few decades with 0.5, 1, 2 instead of powers of ten;
-    a horizontal one with fewer numbers.
+    """Label a logarithmic axis of few decades with 0.5, 1, 2 instead of powers of ten.
+    A horizontal axis gets fewer numbers.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -270,12 +271,12 @@ def shares(axis) -> None:
 
 
 def legend(figure, handles: Mapping[str, Any] | None = None) -> None:
-    """Put a legend below everything, so that it covers nothing. A single line needs none.
+    """Put a legend below everything, so that it covers nothing. One line needs none.
 
     Args:
         figure: Its height grows, so that the axes keep theirs.
         handles: Label to an artist with the look to show. None: the lines of all axes;
-            those with one label have one look.
+            lines with the same label have the same look.
     """
     if handles is None:
         drawn: dict[str, Any] = {}

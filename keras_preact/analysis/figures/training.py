@@ -1,4 +1,4 @@
-"""Training over time: loss and error (Fig. 1 and 6 of the paper), and training health."""
+"""Draw training over time: loss and error (Fig. 1 and 6 of the paper), and health."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,28 +27,29 @@ LOOKS: Mapping[str, Mapping[str, Any]] = {
     "validation": {"linestyle": "-", "linewidth": 1.7, "color": style.colour(0)},
     "rate": {"linestyle": "-", "linewidth": 1.2, "color": style.GREY},
 }
-#: From this number of epochs on, the axis of errors leaves out the steep beginning, this share of
-#: the epochs, and rare peaks, what is above this percentile of the rest.
+#: For runs of at least `LONG` epochs, the axis of errors leaves out the steep beginning (this share
+#: of the epochs) and rare peaks (errors above this percentile of the other epochs).
 LONG, BEGINNING, PEAKS = 20, 0.1, 98
 
 
 def training_curves(
     histories: Mapping[str, Columns], measured_on: str = "test", title: str = ""
 ) -> Any:
-    """Draw the loss, the error in percent and the learning rate by epoch: dashed on the
-    training images, solid on others.
+    """Draw the loss, the error in percent and the learning rate by epoch. Lines are
+    dashed for the training images, and solid for others.
 
     Args:
         histories: Label of a run to its history: name of a column to values, one per
             epoch, as in `model.fit(...).history` or a run's history.csv. `loss` is
             required; `accuracy`, `val_loss`, `val_accuracy`, `learning_rate` and
-            `epoch`, which counts from 0, are drawn if they are there.
+            `epoch`, which counts from 0, are optional.
         measured_on: The images of `val_loss` and `val_accuracy`, such as `"held-out"`.
-            `"test"` images choose no epoch: their last error is named, else the lowest.
+            The title names their lowest error. For `"test"` it names the last one,
+            because test images must not choose an epoch.
         title: Title of the whole figure.
 
     Returns:
-        A `matplotlib.figure.Figure`. The first axes show the losses, those of the
+        A `matplotlib.figure.Figure`. The first axes show the losses. Axes for the
         errors and the learning rates follow if there are any.
 
     Raises:
@@ -84,8 +85,8 @@ def training_curves(
     for (panel, kind), series in curves.items():
         look, name = LOOKS[kind], names.get(kind, kind)
         for run, points in series.items():
-            own = {**look, "color": hues.get(run, look["color"])}
-            style.lines(panels[panel], {f"{run}, {name}": points}, **own)
+            run_look = {**look, "color": hues.get(run, look["color"])}
+            style.lines(panels[panel], {f"{run}, {name}": points}, **run_look)
         if kind in names:
             handles[name] = style.sample({**look, "color": style.GREY if hues else look["color"]})
 
@@ -101,8 +102,8 @@ def training_curves(
 
 
 def _curves(histories: Mapping[str, Columns]) -> Curves:
-    """Return every curve that has a number."""
-    found: dict[tuple[str, str], dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    """Return every curve that has a finite value."""
+    curves: dict[tuple[str, str], dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     for run, history in histories.items():
         columns = {name: _numbers(history[name]) for name in CURVES if name in history}
         measured = [name for name, column in columns.items() if np.isfinite(column).any()]
@@ -115,8 +116,8 @@ def _curves(histories: Mapping[str, Columns]) -> Curves:
         for name in measured:
             panel, kind = CURVES[name]
             values = 100 * (1 - columns[name]) if panel == "error" else columns[name]
-            found.setdefault((panel, kind), {})[run] = epochs, values
-    return found
+            curves.setdefault((panel, kind), {})[run] = epochs, values
+    return curves
 
 
 def _best(curves: Curves, measured_on: str) -> str:
@@ -125,17 +126,17 @@ def _best(curves: Curves, measured_on: str) -> str:
         errors = [values for _, values in curves.get(("error", kind), {}).values()]
         if errors:
             lowest = kind == "validation" and measured_on != "test"
-            ends = [float(np.nanmin(each) if lowest else each[-1]) for each in errors]
-            return f"{'Lowest' if lowest else 'Last'} {name} error: {style.spread(ends, '.2f')} %"
+            chosen = [float(np.nanmin(error) if lowest else error[-1]) for error in errors]
+            return f"{'Lowest' if lowest else 'Last'} {name} error: {style.spread(chosen, '.2f')} %"
     return ""
 
 
 def _top(errors: Iterable[np.ndarray]) -> float:
-    """Return the end of the axis of errors."""
+    """Return the upper limit of the axis of errors."""
     tops = []
-    for each in errors:
-        is_long = len(each) >= LONG
-        later = each[int(BEGINNING * len(each)) :] if is_long else each
+    for error in errors:
+        is_long = len(error) >= LONG
+        later = error[int(BEGINNING * len(error)) :] if is_long else error
         later = later[np.isfinite(later)]
         if later.size:
             tops.append(float(np.percentile(later, PEAKS if is_long else 100)))
@@ -155,7 +156,7 @@ _HUES = {
     "median": style.COLOURS[0],
     "largest": style.COLOURS[1],
 }
-#: Figure, a key of `HEALTHY_RANGES`, to the label of its axis; any other is a ratio.
+#: Figure, a key of `HEALTHY_RANGES`, to the label of its axis; any other figure is a ratio.
 _UNITS = {
     "gradient_norm": "Norm",
     "activation_mean": "Mean",
@@ -167,13 +168,14 @@ def training_health(table: Columns) -> Any:
     """Draw the figures of `kp.TrainingHealth` over the updates, each with its healthy
     range shaded.
 
-    For the network: norm of the gradient, and its ratio between first and last unit.
-    For the kernels, least, median and largest: `||update|| / ||weight||`, `||gradient||
-    / ||weight||`, and, if measured, mean and standard deviation of the inputs.
+    For the network, it draws the norm of the gradient, and its ratio between the first
+    and the last unit. For the kernels, it draws the least, median and largest of
+    `||update|| / ||weight||`, of `||gradient|| / ||weight||`, and, if measured, of the
+    mean and the standard deviation of the inputs.
 
     Args:
-        table: Columns of the CSV file that `TrainingHealth(csv=...)` writes, all of one
-            length.
+        table: Columns of the CSV file that `TrainingHealth(csv=...)` writes, all of the
+            same length.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -189,11 +191,11 @@ def training_health(table: Columns) -> Any:
             f"{', '.join(f'`{name}`' for name in _NETWORK)} and at least one row. Received: "
             f"{len(table)} columns, {steps.size} rows"
         )
-    found = _health_figures(table)
-    rows = (len(found) + 1) // 2
+    shown = _health_figures(table)
+    rows = (len(shown) + 1) // 2
     figure = style.new_figure(9.0, 0.6 + 2.4 * rows)
     panels = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel()
-    for axes, (name, series) in zip(panels, found.items(), strict=False):
+    for axes, (name, series) in zip(panels, shown.items(), strict=False):
         title = HEALTHY_RANGES[name].figure
         style.styled(axes, title[0].upper() + title[1:], "", _UNITS.get(name, "Ratio"))
         for label, values in series.items():
@@ -201,9 +203,9 @@ def training_health(table: Columns) -> Any:
         if HEALTHY_RANGES[name].low > 0:
             style.decades(axes, series.values())
         _shade(axes, HEALTHY_RANGES[name], np.concatenate(list(series.values())))
-    for axes in panels[len(found) :]:
+    for axes in panels[len(shown) :]:
         axes.set_visible(False)
-    for axes in panels[max(0, len(found) - 2) : len(found)]:
+    for axes in panels[max(0, len(shown) - 2) : len(shown)]:
         axes.set_xlabel("Update")
         axes.tick_params(labelbottom=True)
     handles = {line.get_label(): line for axes in panels for line in axes.lines}
@@ -212,8 +214,8 @@ def training_health(table: Columns) -> Any:
 
 
 def _health_figures(table: Columns) -> dict[str, dict[str, np.ndarray]]:
-    """Return figure, a key of `HEALTHY_RANGES`, to label to values."""
-    found = {name: {"network": _numbers(table[name])} for name in _NETWORK}
+    """Return the values by figure, a key of `HEALTHY_RANGES`, and by label."""
+    figures = {name: {"network": _numbers(table[name])} for name in _NETWORK}
 
     def columns(figure: str) -> dict[str, np.ndarray]:
         start = f"{figure}/"
@@ -229,11 +231,11 @@ def _health_figures(table: Columns) -> dict[str, dict[str, np.ndarray]]:
         if kernels:
             below = np.stack([weights[name] for name in kernels])
             above = np.stack([norms[name] for name in kernels])
-            found[figure] = _spread(above / np.where(below > 0, below, np.nan))
+            figures[figure] = _spread(above / np.where(below > 0, below, np.nan))
     for figure in ("activation_mean", "activation_std"):
         if measured := columns(figure):
-            found[figure] = _spread(np.stack(list(measured.values())))
-    return found
+            figures[figure] = _spread(np.stack(list(measured.values())))
+    return figures
 
 
 def _spread(values: np.ndarray) -> dict[str, np.ndarray]:
@@ -243,13 +245,13 @@ def _spread(values: np.ndarray) -> dict[str, np.ndarray]:
     masked = np.ma.masked_invalid(values)
     spread = {"least": masked.min(0), "median": np.ma.median(masked, 0), "largest": masked.max(0)}
     return {
-        label: np.ma.filled(np.ma.asarray(each, "float64"), np.nan)
-        for label, each in spread.items()
+        label: np.ma.filled(np.ma.asarray(column, "float64"), np.nan)
+        for label, column in spread.items()
     }
 
 
 def _shade(axes, healthy: Range, values: np.ndarray) -> None:
-    """Shade a healthy range. The axes show the values and the nearer end of the range."""
+    """Shade a healthy range. The axes show the values and its nearer end."""
     axes.axhspan(
         healthy.low, healthy.high, color=style.COLOURS[2], alpha=0.15, zorder=0, linewidth=0
     )
