@@ -23,8 +23,9 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
             subclass that uses Keras layers and `keras.ops`. It may take images, vectors
             or sequences. It stays unchanged.
         sample: At least 2 input examples, preprocessed as in training; a list if the
-            model has several inputs. None: 16 of noise, with the mean and the standard
-            deviation that the model's preprocessing expects. Real examples tell more.
+            model has several inputs. None: 16 examples of noise, with the mean and the
+            standard deviation that the model's preprocessing expects. Real examples
+            show more.
         labels: Class numbers of shape `(batch,)`, or of the output's shape without its
             last axis. With labels, the loss is the cross-entropy, from probabilities if
             the model ends in a softmax, else from logits. Without labels, the loss is
@@ -35,7 +36,7 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
         `keras_preact.analysis.audit.checks.CHECKS`.
 
     The model runs at inference and in training mode, so dropout is found. The limits
-    for signals, gradients and weights are those of a network before training; for a
+    for signals, gradients and weights are made for a network before training; for a
     trained network they mean less.
 
     Raises:

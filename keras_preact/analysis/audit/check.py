@@ -12,7 +12,7 @@ from keras_preact.analysis.audit.report import AuditFinding, Status
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Ranges of a figure: a check warns outside `healthy` and fails outside `bearable`."""
+    """Ranges of a figure. A check warns outside `healthy`, fails outside `bearable`."""
 
     healthy: tuple[float, float]
     bearable: tuple[float, float]
@@ -95,7 +95,7 @@ class Check:
 
 
 def largest_first(values: Mapping[str, float]) -> list[str]:
-    """Return the names, that of the largest value first."""
+    """Return the names in descending order of their values."""
     return sorted(values, key=lambda name: values[name], reverse=True)
 
 

@@ -7,7 +7,7 @@ from keras_preact.preprocessing import LARGEST_SIZE, SMALLEST_STD
 INFINITY = float("inf")
 PAPER = "arXiv 1603.05027"
 
-#: The checks in order. Limits are rules of thumb, except those of exact figures.
+#: The checks in order. Limits are rules of thumb, except the limits of exact figures.
 CHECKS: tuple[Check, ...] = (
     Check(
         "identity path",
@@ -145,7 +145,7 @@ CHECKS: tuple[Check, ...] = (
         "std of the preprocessed input",
         Limits((SMALLEST_STD, LARGEST_SIZE), (SMALLEST_STD, INFINITY)),
         "A network has learned, or was initialised, for input of mean 0 and standard deviation 1. "
-        "Pixels from 0 to 1 where 0 to 255 are expected, or the other way round, look alike to it.",
+        "Pixels from 0 to 1 instead of 0 to 255, or the other way round, do not give such input.",
         "Pass the pixels that the preprocessing expects. Without preprocessing, pass `mean` and "
         "`std` to the builder, or use a Normalization layer.",
         f"{PAPER}, Sec. 5: preprocessing of CIFAR images",

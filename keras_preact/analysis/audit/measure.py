@@ -14,8 +14,9 @@ from keras_preact.graph import Addition, Graph
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Mean of |mean| over channels or tokens, and root mean square of the deviations of
-    those that vary: channels of zero padding do not.
+    """Mean of |mean| over channels or tokens, and root mean square of their standard
+    deviations. Constant ones, such as channels of zero padding, do not count for the
+    latter.
     """
 
     mean: float
@@ -34,8 +35,7 @@ class Measures:
         cut: Share of values that an activation on an identity path changes.
         outputs: Spread of a normalisation's output.
         inputs: Spread of a weight layer's input over channels.
-        gains: Root mean square of a weight layer's output, divided by that of its
-            input.
+        gains: Root mean square of a weight layer's output, over its input's.
         dead: Share of an activation's channels that are 0 for the whole sample.
         output_size: Root mean square of the logits.
     """
@@ -53,14 +53,14 @@ class Measures:
 
 def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
     """Run a graph on `sample`, without changing a variable."""
-    found = Measures()
+    measures = Measures()
     by_step = {unit.step: unit for unit in units}
     on_path = {i for unit in units if unit.keeps_shape for i in unit.path}
-    first = any(step.channel_axis == 1 for step in graph.steps)
+    is_channels_first = any(step.channel_axis == 1 for step in graph.steps)
     logits = logits_step(graph)
 
     def spatial(x):
-        return other_axes(x, 1 if first and x.ndim == 4 else -1)
+        return other_axes(x, 1 if is_channels_first and x.ndim == 4 else -1)
 
     needed_until = {unit.before: unit.step for unit in units}
     with keras.StatelessScope():
@@ -71,31 +71,31 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
                 before, shortcut, total = (
                     _array(values[tensor]) for tensor in (unit.before, unit.shortcut, unit.total)
                 )
-                found.mean_square[unit.name] = float(np.mean(total**2))
+                measures.mean_square[unit.name] = float(np.mean(total**2))
                 if unit.keeps_shape:
                     square = float(np.sum(before**2))
                     product = float(np.sum(shortcut * before))
-                    found.change[unit.name] = _relative(shortcut - before, before)
-                    found.factor[unit.name] = product / square if square else float("nan")
-            kinds = step.roles
-            if not kinds and not step.has_kernel and i != logits:
+                    measures.change[unit.name] = _relative(shortcut - before, before)
+                    measures.factor[unit.name] = product / square if square else float("nan")
+            roles = step.roles
+            if not roles and not step.has_kernel and i != logits:
                 continue
             x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
             if step.has_kernel:
-                found.gains[i] = _relative(y, x) * np.sqrt(x.size / y.size)
+                measures.gains[i] = _relative(y, x) * np.sqrt(x.size / y.size)
                 if np.issubdtype(x.dtype, np.floating):
-                    found.inputs[i] = _spread(x, spatial(x))
-            if "norm" in kinds:
-                found.outputs[i] = _spread(y, _normalized_axes(step, y))
-            if kinds == ("activation",):
+                    measures.inputs[i] = _spread(x, spatial(x))
+            if "norm" in roles:
+                measures.outputs[i] = _spread(y, _normalized_axes(step, y))
+            if roles == ("activation",):
                 # A channel whose input is already 0, such as zero padding, is not dead.
                 dead = np.all(y == 0, axis=spatial(y)) & np.any(x != 0, axis=spatial(x))
-                found.dead[i] = float(np.mean(dead))
+                measures.dead[i] = float(np.mean(dead))
                 if i in on_path:
-                    found.cut[i] = float(np.mean(x != y))
+                    measures.cut[i] = float(np.mean(x != y))
             if i == logits:
-                found.output_size = float(np.sqrt(np.mean(y**2)))
-    return found
+                measures.output_size = float(np.sqrt(np.mean(y**2)))
+    return measures
 
 
 def logits_step(graph: Graph) -> int | None:
@@ -113,10 +113,10 @@ def _array(tensor) -> np.ndarray:
 
 def _relative(difference: np.ndarray, whole: np.ndarray) -> float:
     """Return `||difference|| / ||whole||`."""
-    size, of = float(np.linalg.norm(difference)), float(np.linalg.norm(whole))
-    if of == 0:
-        return 0.0 if size == 0 else float("inf")
-    return size / of
+    above, below = float(np.linalg.norm(difference)), float(np.linalg.norm(whole))
+    if below == 0:
+        return 0.0 if above == 0 else float("inf")
+    return above / below
 
 
 def _normalized_axes(step, x: np.ndarray) -> tuple[int, ...]:
@@ -128,8 +128,8 @@ def _normalized_axes(step, x: np.ndarray) -> tuple[int, ...]:
 
 def _spread(x: np.ndarray, axes: tuple[int, ...]) -> Spread:
     variance = x.var(axes)
-    live = variance[variance > 0]
-    std = float(np.sqrt(live.mean())) if live.size else 0.0
+    nonzero = variance[variance > 0]
+    std = float(np.sqrt(nonzero.mean())) if nonzero.size else 0.0
     return Spread(float(np.mean(np.abs(x.mean(axes)))), std)
 
 
@@ -138,8 +138,7 @@ class Gradients:
     """Gradient norms per unit, in order.
 
     Args:
-        outputs: `||dE/dx_{l+1}||`: for a unit of this package, x_{l+1} is its output,
-            for any other the sum.
+        outputs: `||dE/dx_{l+1}||`, at the `output` of each unit of the graph.
         weights: `||dE/dW||` over all kernels of the branch.
         loss: Name of the loss E.
     """
@@ -150,7 +149,7 @@ class Gradients:
 
 
 def gradients(model: keras.Model, sample, labels) -> Gradients:
-    """Measure the gradients of a loss for every unit's output and weights, in training
+    """Measure the gradients of a loss at every unit's output and weights, in training
     mode.
     """
     observed = Observed(model, sample, labels)
@@ -163,7 +162,7 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
     weights: list[float] = []
     rows = iter(on_outputs[1:])
     for unit in observed.units:
-        own = [next(rows) for _ in unit.names]
+        unit_rows = [next(rows) for _ in unit.names]
         if unit.is_plain:
             continue  # it has no addition, so it is no residual unit
         of_kernels = [
@@ -172,6 +171,6 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
             if len(weight.shape) - unit.is_stack > 1
             and (isinstance(unit, Addition) or name.startswith("branch/"))
         ]
-        outputs += [float(np.linalg.norm(on_output)) for on_output in own]
+        outputs += [float(np.linalg.norm(on_output)) for on_output in unit_rows]
         weights += np.linalg.norm([np.zeros(unit.depth), *of_kernels], axis=0).tolist()
     return Gradients(outputs, weights, loss)

@@ -60,7 +60,8 @@ class Network:
         """Numbers of the units that return each shape, in order."""
         shapes = [self.graph.specs[unit.total].shape[1:] for unit in self.units]
         return [
-            [i for i, shape in enumerate(shapes) if shape == each] for each in dict.fromkeys(shapes)
+            [i for i, shape in enumerate(shapes) if shape == group]
+            for group in dict.fromkeys(shapes)
         ]
 
     def roles(self, steps: Iterable[int]) -> list[str]:
@@ -126,8 +127,9 @@ class Network:
         return [*fused, *self.order(steps)]
 
     def reading_weights(self, unit: Addition) -> list[int]:
-        """Return the weight layers of a branch that need a normalisation before them: in
-        a transformer, only those with no other weight layer before them.
+        """Return the weight layers of a branch that need a normalisation before them.
+
+        In a transformer, only weight layers with no other one before them need it.
         """
         weights = self.weights(unit.branch)
         if not self.per_token:
@@ -160,7 +162,7 @@ class Network:
 
     @cached_property
     def _typical(self) -> list[Addition]:
-        """The units without the first and those that change the shape, if there are any."""
+        """Units that keep the shape, without the first; all units if there are none."""
         return [u for u in self.units if u.keeps_shape and not u.is_first] or self.units
 
     @cached_property
@@ -170,12 +172,12 @@ class Network:
 
     @cached_property
     def is_preactivation(self) -> bool:
-        """Whether most branches start with a norm, and nothing follows most additions."""
-        share = [
+        """Whether most branches start with a norm, directly after an addition."""
+        preactivated = [
             self.roles(unit.branch)[:1] == ["norm"] and not self.roles(unit.shared)
             for unit in self._typical
         ]
-        return 2 * sum(share) > len(share)
+        return 2 * sum(preactivated) > len(preactivated)
 
     @cached_property
     def head(self) -> list[int]:

@@ -1,5 +1,5 @@
-"""Checks of the order of layers: on the identity path, before weights, after the last
-addition.
+"""Checks of the order of layers: on the identity path, before weights, and after the
+last addition.
 """
 
 import math
@@ -17,8 +17,8 @@ from keras_preact.graph import Addition
 #: Recommended orders of a branch: in residual networks and in transformers.
 RECOMMENDED = ("full_preactivation", "pre_norm")
 
-#: Numbers of weight layers below which post-activation trains well, and below which it trains at
-#: all.
+#: Post-activation trains well with fewer weight layers than the first number. It hardly trains with
+#: the second number or more.
 POST_ACTIVATION_DEPTHS = (50, 200)
 
 #: Largest healthy mean of a normalised input.
@@ -35,13 +35,13 @@ _IN_WORDS = {
 }
 
 
-def _found_on_path(network: Network, unit: Addition, factor: float) -> str:
+def _layers_on_path(network: Network, unit: Addition, factor: float) -> str:
     """Name the layers on the identity path of a unit."""
     kinds = [network.graph.steps[i].kind for i in unit.path]
-    found = network.roles(unit.path)
-    if "weight" in found and "Multiply" in kinds:
+    roles = network.roles(unit.path)
+    if "weight" in roles and "Multiply" in kinds:
         return "a gate"
-    names = [name for role, name in _IN_WORDS.items() if role in found]
+    names = [name for role, name in _IN_WORDS.items() if role in roles]
     if not names and {"Multiply", "Divide", "TrueDivide"} & set(kinds):
         return f"a scaling by {factor:.3g}"
     return " and ".join(names or dict.fromkeys(kinds)) or "another tensor"
@@ -51,18 +51,20 @@ def identity_path(check: Check, network: Network) -> AuditFinding:
     """Compare what each unit adds on its identity path with the previous sum."""
     units = {unit.name: unit for unit in network.units if unit.keeps_shape}
     every, exempt = count(len(units), "unit"), len(network.units) - len(units)
-    left = f" Units that change the shape are exempt: {exempt}." if exempt else ""
+    exemption = f" Units that change the shape are exempt: {exempt}." if exempt else ""
     change = {
         name: max(network.inference.change[name], network.training.change[name]) for name in units
     }
     broken = check.limits.unhealthy(change, largest_first(change))
     if not broken:
-        kept = f"The identity path leaves its input unchanged in {len(units)} of {every}.{left}"
-        return check.passed(kept, max(change.values(), default=0.0))
-    found = dict.fromkeys(
-        _found_on_path(network, units[name], network.inference.factor[name]) for name in broken
+        detail = (
+            f"The identity path leaves its input unchanged in {len(units)} of {every}.{exemption}"
+        )
+        return check.passed(detail, max(change.values(), default=0.0))
+    layers = dict.fromkeys(
+        _layers_on_path(network, units[name], network.inference.factor[name]) for name in broken
     )
-    detail = f"In {len(broken)} of {every}, the identity path has {', or '.join(found)}."
+    detail = f"In {len(broken)} of {every}, the identity path has {', or '.join(layers)}."
     advice = ""
     if path := [network.graph.steps[i].name for i in units[broken[0]].path]:
         detail += f" In {broken[0]}: {listed(path, 3)}."
@@ -70,18 +72,18 @@ def identity_path(check: Check, network: Network) -> AuditFinding:
         advice = f"Take {listed(path, 3)} off the shortcut{others if broken[1:] else ''}."
     # Networks with an activation, or transformers with a normalisation, after every addition train
     # well unless they are very deep. Beside a normalisation in the branch, both are mistakes.
-    kinds = [set(network.roles(units[name].path)) for name in broken]
+    roles = [set(network.roles(units[name].path)) for name in broken]
     is_design = network.usual_arrangement == "post_norm" or not _activated_twice(network)
-    is_bearable = is_design and all(kind in ({"activation"}, {"norm"}) for kind in kinds)
-    is_bearable &= network.per_token or {"norm"} not in kinds
+    is_bearable = is_design and all(on_path in ({"activation"}, {"norm"}) for on_path in roles)
+    is_bearable &= network.per_token or {"norm"} not in roles
     is_bearable &= network.depth < POST_ACTIVATION_DEPTHS[1]
     status = Status.WARN if is_bearable else Status.FAIL
-    return check.finding(status, change[broken[0]], broken, detail + left, advice)
+    return check.finding(status, change[broken[0]], broken, detail + exemption, advice)
 
 
 def _activated_twice(network: Network) -> list[Addition]:
-    """Return the units whose shortcut starts after an activation, although their branch
-    starts with a normalisation and an activation of its own: a mistake in every design.
+    """Return the units with a shortcut that starts after an activation, although the
+    branch starts with its own normalisation and activation: a mistake in every design.
     """
     return [
         unit
@@ -96,7 +98,7 @@ def activation_after_addition(check: Check, network: Network) -> AuditFinding:
     addition.
     """
     cut = network.inference.cut
-    # The activation of each unit that changes most values.
+    # For each unit, the activation that changes the most values.
     activations = {
         unit.name: max(shared, key=lambda i: cut[i])
         for unit in network.units
@@ -145,8 +147,9 @@ def branch_order(check: Check, network: Network) -> AuditFinding:
     """Find weights without a normalisation and an activation of their branch right
     before them.
     """
-    # A unit's first weight that has nothing right before it, else the unit's first weight whose
-    # normalisation and activation also feed the shortcut; and the first of either kind.
+    # For each unit, `missing` has the first weight with nothing right before it. If there is none,
+    # `shared` has the first weight with a normalisation and an activation that also feed the
+    # shortcut. `wrong` has the first weight of either kind.
     missing: list[str] = []
     shared: dict[str, Addition] = {}
     wrong: list[str] = []
@@ -167,9 +170,9 @@ def branch_order(check: Check, network: Network) -> AuditFinding:
             missing.append(network.graph.steps[alone[0]].name)
         else:
             shared[wrong[-1]] = unit
-    named, total = network.usual_arrangement, len(network.units)
-    found = f"are read as {named!r}" if named else "have no known arrangement"
-    detail = f"Most units {found}."
+    usual, total = network.usual_arrangement, len(network.units)
+    reading = f"are read as {usual!r}" if usual else "have no known arrangement"
+    detail = f"Most units {reading}."
     if not wrong:
         return check.passed(detail)
     needed = "normalisation" if network.per_token else "normalisation and activation"
@@ -186,7 +189,7 @@ def branch_order(check: Check, network: Network) -> AuditFinding:
             f"(first: {next(iter(shared))}). {detail}"
         )
         advice = _start_earlier(network, shared.values()) + f" {check.advice}" * bool(missing)
-    is_mixed = named in RECOMMENDED or 2 * len(wrong) < total
+    is_mixed = usual in RECOMMENDED or 2 * len(wrong) < total
     status = Status.FAIL if is_mixed else Status.WARN
     share = len(wrong) / total
     return check.finding(status, share, wrong, detail, advice, is_ranked=False)
@@ -200,20 +203,21 @@ def normalized_input(check: Check, network: Network) -> AuditFinding:
     steps = network.graph.steps
     spreads: dict[str, Spread] = {}
     missing: list[str] = []
-    # Whether each unit lacks a norm: before weights that read a weight layer, and before others.
+    # Whether each unit lacks a norm before weights that read a weight layer (True), or before other
+    # weights (False).
     lacks: dict[bool, dict[str, bool]] = {True: {}, False: {}}
     for unit in network.units:
-        own = [] if unit.keeps_shape else network.weights(unit.shortcut_steps)
-        for i in (*network.reading_weights(unit), *own):
+        projections = [] if unit.keeps_shape else network.weights(unit.shortcut_steps)
+        for i in (*network.reading_weights(unit), *projections):
             before, end = network.upstream(steps[i].inputs[0])
             norms = [j for j in before if "norm" in steps[j].roles]
             spreads[steps[i].name] = measured.outputs[norms[-1]] if norms else measured.inputs[i]
             if not norms:
                 missing.append(steps[i].name)
-            if i not in own and not unit.is_first:
+            if i not in projections and not unit.is_first:
                 producer = network.graph.producers.get(end)
-                found = lacks[producer is not None and steps[producer].has_kernel]
-                found[unit.name] = found.get(unit.name, False) or not norms
+                by_unit = lacks[producer is not None and steps[producer].has_kernel]
+                by_unit[unit.name] = by_unit.get(unit.name, False) or not norms
     if not spreads:
         detail = "No branch reads its unit's input through a weight layer."
         return check.passed(detail, math.nan)
@@ -242,8 +246,11 @@ def normalized_input(check: Check, network: Network) -> AuditFinding:
         statuses.append(Status.WARN)
         locations = (*locations, *shifted)
     if missing:
-        # A mistake if few units lack it; the design if most do, or the first, or a projection.
-        is_mistake = any(0 < 2 * sum(found.values()) <= len(found) for found in lacks.values())
+        # It is a mistake if few units lack a normalisation. If most units, the first one or a
+        # projection lack it, it is the design.
+        is_mistake = any(
+            0 < 2 * sum(by_unit.values()) <= len(by_unit) for by_unit in lacks.values()
+        )
         statuses.append(Status.FAIL if is_mistake else Status.WARN)
         locations = (*missing, *locations)
         lacking = f"{len(missing)} of {len(std)}"
@@ -253,7 +260,7 @@ def normalized_input(check: Check, network: Network) -> AuditFinding:
 
 
 def _damped(network: Network) -> dict[str, float]:
-    """Return the normalisations whose epsilon keeps small inputs from being normalised."""
+    """Return normalisations with an epsilon too large to normalise small inputs."""
     norms = [step for step in network.graph.steps if "norm" in step.roles]
     epsilons = {step.name: getattr(step.operation, "epsilon", None) or 0.0 for step in norms}
     return {name: epsilon for name, epsilon in epsilons.items() if epsilon > EPSILON_LIMIT}
@@ -280,8 +287,8 @@ def final_activation(check: Check, network: Network) -> AuditFinding:
     else:
         wanted = ["norm", "activation"] if network.is_preactivation else []
     doubled = _doubled(network)
-    found = _in_words(order) or "no normalisation and no activation"
-    detail = f"After the last addition: {found}. Needed: {_in_words(wanted) or 'none'}."
+    present = _in_words(order) or "no normalisation and no activation"
+    detail = f"After the last addition: {present}. Needed: {_in_words(wanted) or 'none'}."
     if doubled:
         detail = f"A normalisation directly follows another one: {', '.join(doubled)}. {detail}"
     figure = order.count("norm")

@@ -55,7 +55,7 @@ class Audit:
         model: Name of the model.
         arrangement: Arrangement of most units: a name in `kp.ARRANGEMENTS`,
             `"post_norm"` or `"pre_norm"` in a transformer, None for any other order.
-        depth: Number of weight layers, without those on shortcuts.
+        depth: Number of weight layers that are not on shortcuts.
         units: Number of residual units.
         findings: One finding per check.
 
@@ -92,11 +92,11 @@ class Audit:
 
     def to_dict(self) -> dict:
         """Return a dict for JSON; a figure that is not finite becomes None."""
-        found = dataclasses.asdict(self) | {"passed": self.passed, "worst": self.worst}
-        for finding in found["findings"]:
+        content = dataclasses.asdict(self) | {"passed": self.passed, "worst": self.worst}
+        for finding in content["findings"]:
             if not math.isfinite(finding["figure"]):
                 finding["figure"] = None
-        return found
+        return content
 
     def __str__(self) -> str:
         order = f"read as {self.arrangement}" if self.arrangement else "no known arrangement"
@@ -106,12 +106,14 @@ class Audit:
         )
         lines = textwrap.wrap(f"{network} {self.worst}: {self.counts}.", WIDTH)
         lines += ["", f"      {'check':<26}{'figure':>9}  {'what it is':<38}  where"]
-        for each in self.findings:
-            row = f"{each.status}  {each.check:<26}{each.figure:>9.3g}  {each.unit:<38}  "
-            lines.append((row + listed(each.locations, 1))[:WIDTH].rstrip())
-        for each in self.findings:
-            if each.status != Status.PASS:
-                lines += ["", f"{each.status}  {each.check}", *_details(each)]
+        for finding in self.findings:
+            row = (
+                f"{finding.status}  {finding.check:<26}{finding.figure:>9.3g}  {finding.unit:<38}  "
+            )
+            lines.append((row + listed(finding.locations, 1))[:WIDTH].rstrip())
+        for finding in self.findings:
+            if finding.status != Status.PASS:
+                lines += ["", f"{finding.status}  {finding.check}", *_details(finding)]
         return "\n".join(lines)
 
     @property
@@ -131,14 +133,16 @@ def _details(finding: AuditFinding) -> list[str]:
     """Return the lines about a check that did not pass."""
     rank = " (worst first)" if finding.is_ranked and len(finding.locations) > 1 else ""
     where = [f"Where{rank}: {listed(finding.locations, 5)}."] if finding.locations else []
-    parts = (
+    paragraphs = (
         finding.detail,
         *where,
         f"What to do: {finding.advice}",
         f"Why: {finding.meaning}",
         f"Source: {finding.source}.",
     )
-    return [" " * 6 + line for part in parts for line in textwrap.wrap(part, WIDTH - 12)]
+    return [
+        " " * 6 + line for paragraph in paragraphs for line in textwrap.wrap(paragraph, WIDTH - 12)
+    ]
 
 
 def listed(locations: Sequence[str], shown: int) -> str:

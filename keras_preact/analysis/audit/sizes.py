@@ -14,7 +14,9 @@ from keras_preact.preprocessing import LARGEST_SIZE
 
 
 def _judged(check: Check, values: dict[str, float], detail: str) -> AuditFinding:
-    """Return the finding of named values; `{figure}` is the worst of them, at `{where}`."""
+    """Return the finding for named values. In `detail`, `{figure}` is the worst value,
+    and `{where}` its name.
+    """
     worst = check.limits.worst_first(values)
     figure = values[worst[0]]
     detail = detail.format(figure=f"{figure:.3g}", where=worst[0], limits=check.limits)
@@ -73,9 +75,7 @@ def signal_growth(check: Check, network: Network) -> AuditFinding:
 
 
 def weight_scale(check: Check, network: Network) -> AuditFinding:
-    """Compare the root mean square of each weight layer's output with that of its
-    input.
-    """
+    """Compare the root mean square of each weight layer's output with its input's."""
     main = {i: gain for i, gain in network.training.gains.items() if i not in network.on_shortcuts}
     gains = {network.graph.steps[i].name: gain for i, gain in main.items() if gain != 0}
     zeros = len(main) - len(gains)
@@ -91,8 +91,8 @@ def weight_scale(check: Check, network: Network) -> AuditFinding:
 
 
 def _kernels(network: Network) -> Iterable[tuple[int, str, np.ndarray]]:
-    """Yield step, name and values of every kernel of more than one value; a shared layer
-    counts once.
+    """Yield step, name and values of every weight with more than one axis. A shared
+    layer counts once.
     """
     seen = set()
     for i in network.weights(range(len(network.graph.steps))):
@@ -124,7 +124,7 @@ def distinct_weights(check: Check, network: Network) -> AuditFinding:
 
 
 def live_weights(check: Check, network: Network) -> AuditFinding:
-    """Find kernels that are not finite or constant, and branches with only zeros."""
+    """Find kernels that are constant or not finite, and branches with only zeros."""
     broken: dict[str, str] = {}
     zeros = set()
     for i, name, values in _kernels(network):
@@ -139,8 +139,8 @@ def live_weights(check: Check, network: Network) -> AuditFinding:
         if len(weights) > 1 and zeros.issuperset(weights):
             broken[unit.name] = "only zeros in its kernels, so none gets a gradient"
     if not broken:
-        kept = f" Layers with only zeros: {len(zeros)}." if zeros else ""
-        return check.passed(f"All kernels are finite and none is constant.{kept}")
+        also = f" Layers with only zeros: {len(zeros)}." if zeros else ""
+        return check.passed(f"All kernels are finite and none is constant.{also}")
     name, what = next(iter(broken.items()))
     return check.finding(Status.FAIL, len(broken), broken, f"{name} has {what}.", is_ranked=False)
 
@@ -156,12 +156,12 @@ def dead_channels(check: Check, network: Network) -> AuditFinding:
 
 
 def sample_scale(check: Check, network: Network) -> AuditFinding:
-    """Compare mean and standard deviation of the first weight layers' input with 0 and 1."""
+    """Compare the first weight layers' input with mean 0 and standard deviation 1."""
     steps = network.graph.steps
     spreads = {
         steps[i].name: spread
         for i, spread in network.training.inputs.items()
-        # only preprocessing is between the network's input and these
+        # only preprocessing is between the network's input and these layers
         if network.upstream(steps[i].inputs[0])[1] in network.graph.inputs
     }
     if not spreads:
