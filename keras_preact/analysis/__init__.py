@@ -1,6 +1,4 @@
-"""How signals travel through residual networks: measured on the network itself, at the
-start and after training.
-"""
+"""Measure how signals travel through residual networks, before and after training."""
 
 from keras_preact.analysis import figures
 from keras_preact.analysis.audit import Audit, AuditFinding, Status, audit

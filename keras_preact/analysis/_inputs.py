@@ -1,4 +1,4 @@
-"""The arguments of the analyses: a batch of inputs, labels, and a loss."""
+"""Check the arguments of the analyses: a batch of inputs, labels, and a loss."""
 
 from collections.abc import Callable
 
@@ -23,14 +23,14 @@ def check_sample(model: keras.Layer, sample, argument: str = "x") -> list[np.nda
         raise ValueError(
             f"The model has {len(inputs)} inputs. Received: {len(arrays)} arrays as `{argument}`"
         )
-    return [_check(array, wanted, argument) for array, wanted in zip(arrays, inputs, strict=True)]
+    return [_check(array, symbol, argument) for array, symbol in zip(arrays, inputs, strict=True)]
 
 
-def _array(given) -> np.ndarray:
-    return np.asarray(ops.convert_to_numpy(given) if ops.is_tensor(given) else given)
+def _array(value) -> np.ndarray:
+    return np.asarray(ops.convert_to_numpy(value) if ops.is_tensor(value) else value)
 
 
-def _check(array: np.ndarray, wanted, argument: str) -> np.ndarray:
+def _check(array: np.ndarray, symbol, argument: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise ValueError(f"`{argument}` must hold numbers. Received: dtype={array.dtype}")
     if array.ndim < 2 or not array.size:
@@ -44,14 +44,14 @@ def _check(array: np.ndarray, wanted, argument: str) -> np.ndarray:
             f"`{argument}` must be finite. Received: {bad} of {array.size} values are infinite or "
             "not a number"
         )
-    if wanted is None:
+    if symbol is None:
         return array.astype("float32") if array.dtype.kind == "f" else array
-    shape = tuple(wanted.shape)
+    shape = tuple(symbol.shape)
     if len(shape) != array.ndim or any(
         b not in (a, None) for a, b in zip(array.shape[1:], shape[1:], strict=True)
     ):
         raise ValueError(f"The model takes `{argument}` of shape {shape}. Received: {array.shape}")
-    return array.astype(wanted.dtype) if wanted.dtype != "bfloat16" else array.astype("float32")
+    return array.astype(symbol.dtype) if symbol.dtype != "bfloat16" else array.astype("float32")
 
 
 def check_labels(labels, examples: int):
@@ -87,14 +87,13 @@ def check_classes(labels: np.ndarray, graph: Graph) -> None:
 def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
     """Return the function from a list of the model's outputs to the scalar E.
 
-    E is the mean of `loss`, a function of labels and output, if given. Else it is the
-    sparse categorical cross-entropy of the labels, if given, from logits or
-    probabilities. Else it is half the squared norm of all outputs, averaged over the
-    batch.
+    With `loss`, a function of labels and output, E is its mean. With labels alone, E is
+    their sparse categorical cross-entropy, from logits or probabilities. Without both,
+    E is half the squared norm of all outputs, averaged over the batch.
     """
     if loss is not None:
-        wanted = None if labels is None else ops.convert_to_tensor(labels)
-        return lambda outputs: ops.mean(loss(wanted, outputs[0] if len(outputs) == 1 else outputs))
+        targets = None if labels is None else ops.convert_to_tensor(labels)
+        return lambda outputs: ops.mean(loss(targets, outputs[0] if len(outputs) == 1 else outputs))
     if labels is None:
         return lambda outputs: sum(
             ops.sum(ops.square(ops.cast(y, "float32"))) / (2 * y.shape[0]) for y in outputs

@@ -20,7 +20,7 @@ class Curvature:
 
     Attributes:
         eigenvalues: The largest ones, `(k,)`, in descending order.
-        trace: Estimate of the sum of all.
+        trace: Estimate of the sum of all eigenvalues.
         trace_error: Standard error of that estimate.
     """
 
@@ -42,19 +42,20 @@ def curvature(
 ) -> Curvature:
     """Measure the Hessian of the loss on a batch; the network stays as it is.
 
-    The eigenvalues are found by Lanczos' method, the trace by Hutchinson's; both need
-    only products of the Hessian with vectors. Gradient descent at a rate above 2 divided
-    by the largest eigenvalue does not stay in a minimum.
+    Lanczos' method finds the eigenvalues, and Hutchinson's the trace. Both need only
+    products of the Hessian with vectors. Gradient descent does not stay in a minimum if
+    its learning rate is above 2 divided by the largest eigenvalue.
 
     Args:
-        model: Any Keras model that the backend can differentiate twice. On TensorFlow
-            this leaves out stacks with `remat`.
+        model: Any Keras model that the backend can differentiate twice. TensorFlow
+            cannot do this for stacks with `remat`.
         x, labels, loss: Arguments of `propagation`.
-        training: Whether normalisations use the statistics of the batch. Nothing may be
-            random then, such as dropout.
-        k: How many eigenvalues are wanted.
-        probes: Random vectors for the trace. Its error falls as 1 / sqrt(probes).
-        seed: Seed of the start of Lanczos' method and of these vectors.
+        training: Whether normalisations use the statistics of the batch. Then nothing
+            in the model may be random, such as dropout.
+        k: Number of eigenvalues.
+        probes: Number of random vectors for the trace. Its error falls as 1 /
+            sqrt(probes).
+        seed: Seed of these vectors and of the start of Lanczos' method.
 
     Raises:
         ValueError: as `propagation`, and for `k` or `probes` below 1.
@@ -91,23 +92,23 @@ def curvature(
 
     random, total = np.random.default_rng(seed), sum(sizes)
     signs = random.choice([-1.0, 1.0], (probes, total))
-    found = np.array([vector @ product(vector) for vector in signs])
+    estimates = np.array([vector @ product(vector) for vector in signs])
     sparse = _optional.load("scipy.sparse.linalg")
     operator = sparse.LinearOperator((total, total), matvec=product, dtype="float64")
     start = random.normal(size=total)
     eigenvalues = sparse.eigsh(operator, k, which="LA", v0=start, return_eigenvectors=False)
-    error = float(found.std(ddof=1) / np.sqrt(probes)) if probes > 1 else math.nan
-    return Curvature(np.sort(eigenvalues)[::-1], float(found.mean()), error)
+    error = float(estimates.std(ddof=1) / np.sqrt(probes)) if probes > 1 else math.nan
+    return Curvature(np.sort(eigenvalues)[::-1], float(estimates.mean()), error)
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientNoise:
-    """How far the gradient of a batch is from that of all images.
+    """How far the gradient of a batch is from the gradient of all images.
 
     Attributes:
         scale: `variance / square`: the batch size at which the noise of the gradient is
-            as large as the gradient. Far larger batches save few steps, far smaller ones
-            cost no more images. Infinite if no gradient is seen in the noise.
+            as large as the gradient. Far larger batches save few steps, and far smaller
+            ones cost no more images. Infinite if no gradient is seen in the noise.
         square: Estimate of the squared norm of the gradient without noise.
         variance: Estimate of the variance of the gradient of one example, summed over
             the weights.
@@ -119,7 +120,7 @@ class GradientNoise:
 
     @property
     def batch_size(self) -> int | None:
-        """The power of 2 next to the scale, a batch size to start with; None if the scale
+        """The power of 2 closest to the scale, as a first batch size; None if the scale
         is infinite.
         """
         return 2 ** max(0, round(math.log2(self.scale))) if math.isfinite(self.scale) else None
@@ -136,7 +137,7 @@ def gradient_noise(
 ) -> GradientNoise:
     """Measure the noise scale of the gradient on a batch; the network stays as it is.
 
-    The gradients of equal parts of the batch are compared with their mean.
+    It compares the gradients of equal parts of the batch with their mean.
 
     Args:
         model: Any Keras model.
@@ -175,16 +176,16 @@ def gradient_noise(
     mean: list = [0.0] * len(variables)
     squares = []
     for start in range(0, examples, size):
-        own = [array[start : start + size] for array in arrays]
-        of_part = None if labels is None else labels[start : start + size]
-        value = _loss(model, graph, own, of_part, loss, training)
+        part = [array[start : start + size] for array in arrays]
+        part_labels = None if labels is None else labels[start : start + size]
+        value = _loss(model, graph, part, part_labels, loss, training)
         *_, gradients = autodiff.value_and_gradients(
             lambda value=value: (value(), []), [], variables
         )
-        flat = [ops.convert_to_numpy(each).astype("float64") for each in gradients]
-        squares.append(sum(float((each**2).sum()) for each in flat))
-        mean = [total + each / parts for total, each in zip(mean, flat, strict=True)]
-    small, large = float(np.mean(squares)), sum(float((each**2).sum()) for each in mean)
+        exact = [ops.convert_to_numpy(gradient).astype("float64") for gradient in gradients]
+        squares.append(sum(float((array**2).sum()) for array in exact))
+        mean = [total + array / parts for total, array in zip(mean, exact, strict=True)]
+    small, large = float(np.mean(squares)), sum(float((array**2).sum()) for array in mean)
     square = (examples * large - size * small) / (examples - size)
     variance = (small - large) / (1 / size - 1 / examples)
     return GradientNoise(variance / square if square > 0 else math.inf, square, variance)

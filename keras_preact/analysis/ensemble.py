@@ -1,4 +1,4 @@
-"""A residual network as an ensemble of paths: what its units do when some are taken out
+"""A residual network as an ensemble of paths: its errors without some of its units
 (arXiv 1605.06431).
 """
 
@@ -22,9 +22,9 @@ class Lesions:
 
     Attributes:
         units: Names of the units, in order.
-        dropped: Indices of the units that were taken out, a tuple for each measurement.
-        error: Share of the examples that are classified wrongly, one a measurement.
-        intact_error: The same of the whole network.
+        dropped: Indices of the removed units, one tuple per measurement.
+        error: Share of wrongly classified examples, one per measurement.
+        intact_error: The same share for the whole network.
     """
 
     units: tuple[str, ...]
@@ -41,15 +41,15 @@ def lesions(
     *,
     batch_size: int = 256,
 ) -> Lesions:
-    """Measure the error of a network without the branches of some units: of those, the
-    shortcut is left.
+    """Measure the error of a network without the branches of some units. Their
+    shortcuts stay.
 
     Args:
         model: A trained classifier with residual units, stacked or not.
         x: Inputs, `(examples, ...)`.
-        labels: Classes, `(examples,)`.
-        dropped: Sets of units, as indices from 0. None: each unit by itself.
-        batch_size: Examples at a time.
+        labels: Class numbers, `(examples,)`.
+        dropped: Sets of units to remove, as indices from 0. None: each unit by itself.
+        batch_size: Number of examples per batch.
 
     Raises:
         ValueError: for indices that do not exist, and as `propagation`.
@@ -59,16 +59,18 @@ def lesions(
     >>> import numpy as np
     >>> import keras_preact as kp
     >>> model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1))
-    >>> found = kp.analysis.lesions(model, np.zeros((4, 8, 8, 1)), np.zeros(4, int), [(0,), (1, 2)])
-    >>> found.units, found.error.shape
+    >>> result = kp.analysis.lesions(
+    ...     model, np.zeros((4, 8, 8, 1)), np.zeros(4, int), [(0,), (1, 2)]
+    ... )
+    >>> result.units, result.error.shape
     (('stage1_unit1', 'stage2_unit1', 'stage3_unit1'), (2,))
 
     Source: Sec. 4 of arXiv 1605.06431 (Veit et al.).
     """
     if isinstance(x, list | tuple):
         raise ValueError(
-            f"`x` must be one array: lesions are of models with one input. Received: {len(x)} "
-            "arrays"
+            "`x` must be one array, because lesions need a model with one input. Received: "
+            f"{len(x)} arrays"
         )
     [x] = _inputs.check_sample(model, x)
     labels = _inputs.check_labels(labels, len(x))
@@ -80,11 +82,11 @@ def lesions(
     _inputs.check_classes(labels, observed.graph)
     units = len(observed.names)
     dropped = [(i,) for i in range(units)] if dropped is None else dropped
-    sets = [tuple(int(i) for i in each) for each in dropped]
-    for each in sets:
-        if any(not 0 <= i < units for i in each):
+    sets = [tuple(int(i) for i in indices) for indices in dropped]
+    for indices in sets:
+        if any(not 0 <= i < units for i in indices):
             raise ValueError(
-                f"`dropped` must hold indices of the {units} units, from 0. Received: {each}"
+                f"`dropped` must hold indices of the {units} units, from 0. Received: {indices}"
             )
 
     def predicted(images, factors):
@@ -101,25 +103,25 @@ def lesions(
         wrong = 0
         for start in range(0, len(x), size):
             examples = np.arange(start, min(start + size, len(x)))
-            batch = x[np.resize(examples, size)]  # of one size, for which the network is compiled
+            batch = x[np.resize(examples, size)]  # always the size that the network is compiled for
             classes = ops.convert_to_numpy(
                 compiled(ops.convert_to_tensor(batch), ops.convert_to_tensor(factors))
             )
             wrong += int((classes[: len(examples)] != labels[examples]).sum())
         return wrong / len(x)
 
-    errors = np.array([error(each) for each in sets])
+    errors = np.array([error(indices) for indices in sets])
     return Lesions(observed.names, tuple(sets), errors, error(()))
 
 
 def random_lesions(
     units: int, counts: Sequence[int], repeats: int, seed: int = 0
 ) -> Iterator[tuple[int, ...]]:
-    """Yield random sets of units to take out: `repeats` of each number in `counts`.
+    """Yield random sets of units to remove: `repeats` sets of each size in `counts`.
 
     Example:
 
-    >>> [len(each) for each in random_lesions(9, [1, 4], repeats=2)]
+    >>> [len(dropped) for dropped in random_lesions(9, [1, 4], repeats=2)]
     [1, 1, 4, 4]
     """
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Eq. 4 and 5 checked on a network, and what the shortcuts alone let through."""
+"""Check Eq. 4 and 5 on a network, and measure what the shortcuts alone let through."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,23 +15,23 @@ from keras_preact.units import Trace
 
 @dataclasses.dataclass(frozen=True)
 class IdentityCheck:
-    """How far Eq. 4 and 5 hold, for every unit l of L; x_E is what the last unit of the
-    same shape after it returns.
+    """Errors of Eq. 4 and 5 for each unit l of L. x_E is the output of the last unit
+    before the shape changes or the network ends.
 
     Attributes:
         units: Names of the units, in order.
-        ends: Index of the last unit of the same shape, `(L,)`; -1 for a unit that
-            changes the shape, whose other entries are nan.
+        ends: Index of the unit that returns x_E, `(L,)`; -1 for a unit that changes the
+            shape. For such a unit, all other entries are nan.
         forward_error: `||x_E - x_l - sum F(x_i)|| / ||x_E||`, `(L,)` (Eq. 4).
         direct_norm: `||dE/dx_E||`, the part of dE/dx_l that arrives through the
             shortcuts, `(L,)`.
         residual_norm: `||dE/dx_E d/dx_l sum F(x_i)||`, the part that arrives through
             the branches, `(L,)`.
-        gradient_error: Norm of what is left of dE/dx_l without both parts, over
-            `||dE/dx_l||`, `(L,)` (Eq. 5).
+        gradient_error: Norm of dE/dx_l minus both parts, over `||dE/dx_l||`, `(L,)`
+            (Eq. 5).
 
-    Both errors are rounding where shortcuts and what follows the addition are
-    identities, and of the size of 1 where not.
+    If the shortcuts and the mappings after the additions are identities, both errors
+    are rounding errors; if not, they are of the order of 1.
     """
 
     units: tuple[str, ...]
@@ -45,10 +45,10 @@ class IdentityCheck:
 def check_identities(
     model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True
 ) -> IdentityCheck:
-    """Check on a batch that signals add up as Eq. 4 says, and gradients as Eq. 5.
+    """Check on a batch whether signals add up as in Eq. 4, and gradients as in Eq. 5.
 
     The parts of the gradients are computed branch by branch, `J_F(x_i)^T dE/dx_{i+1}`,
-    apart from the network's own backward pass.
+    independently of the network's own backward pass.
 
     Args:
         model, x, labels, loss, training: See `propagation`.
@@ -103,17 +103,17 @@ def check_identities(
 
 @dataclasses.dataclass(frozen=True)
 class DirectPath:
-    """What of a gradient goes back through the shortcuts alone, `(L+1,)` for x_0 ...
-    x_L; x_E as in `IdentityCheck`.
+    """The part of a gradient that goes back through the shortcuts alone, `(L+1,)` for
+    x_0 ... x_L. See `IdentityCheck` for x_E.
 
     Attributes:
         units: Names of the units, in order.
-        gain: Norm of the gradient at x_l over that at x_E: the product of the scalings
-            on the way, `lambda^(E-l)`.
-        survival: Share of the entries at x_E that still arrive at x_l.
+        gain: Norm of the gradient at x_l over its norm at x_E: the product of the
+            scalings between them, `lambda^(E-l)`.
+        survival: Share of the nonzero entries at x_E that are also nonzero at x_l.
 
-    Both are nan where the gradient at x_E is 0 everywhere: the shortcuts after x_E let
-    nothing through, and nothing is left to measure.
+    Both are nan if the gradient at x_E is 0 everywhere, because the shortcuts after x_E
+    let nothing through.
     """
 
     units: tuple[str, ...]
@@ -124,12 +124,13 @@ class DirectPath:
 def direct_path(
     model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True
 ) -> DirectPath:
-    """Measure the gradient that reaches each x_l through shortcuts and what follows the
-    additions, without the branches.
+    """Measure the gradient that reaches each x_l through the shortcuts and the mappings
+    after the additions, without the branches.
 
-    Identities let everything through. `h(x) = lambda x` leaves `lambda^n` of the norm
-    after n units, a dropout shortcut `(1-p)^n` of the entries (see `expected_gain`),
-    the ReLU after the addition those that were positive in all n sums.
+    Identities let everything through. After n units, `h(x) = lambda x` leaves
+    `lambda^n` of the norm. A dropout shortcut leaves `(1-p)^n` of the entries, see
+    `expected_gain`. A ReLU after the addition leaves the entries that were positive in
+    all n sums.
 
     Args:
         model, x, labels, loss, training: See `propagation`. In inference a dropout
@@ -163,18 +164,19 @@ def direct_path(
 
 
 def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
-    """Return what is left of a gradient after the shortcuts of `units` units,
+    """Return how much of a gradient is left after the shortcuts of `units` units,
     according to the theory.
 
     Args:
-        shortcut: A name from `kp.SHORTCUTS`, or a shortcut. Constant scaling:
-            `lambda^n`. Dropout: `(1-p)^n`, the share of the entries that arrive; those
-            are scaled by `1/(1-p)` each time, so that the mean stays. Gating: `(1 -
-            sigmoid(b))^n`, with a gate whose kernel is 0.
-        units: How many, n.
+        shortcut: A name from `kp.SHORTCUTS`, or a shortcut. Constant scaling has
+            `lambda^n`. Dropout has `(1-p)^n`, the share of the entries that arrive;
+            each unit scales them by `1/(1-p)`, so that the mean stays the same. Gating
+            has `(1 - sigmoid(b))^n`, if the kernel of the gate is 0.
+        units: Number of units, n.
 
     Raises:
-        ValueError: for a shortcut with a weight on it, whose gain its weight decides.
+        ValueError: for a shortcut such as a convolution, because its gain depends on
+            its weights.
 
     Example:
 
@@ -184,18 +186,18 @@ def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
 
     Source: Sec. 3 and 3.1 of arXiv 1603.05027.
     """
-    made = shortcuts.get(shortcut)
-    for kind, gain in _GAINS.items():
-        if isinstance(made, kind):
-            return float(gain(made) ** units)
-    known = ", ".join(kind.__name__ for kind in _GAINS)
+    instance = shortcuts.get(shortcut)
+    for shortcut_class, gain in _GAINS.items():
+        if isinstance(instance, shortcut_class):
+            return float(gain(instance) ** units)
+    known = ", ".join(shortcut_class.__name__ for shortcut_class in _GAINS)
     raise ValueError(
-        f"What {type(made).__name__} lets through depends on its weights. Known: {known}. "
+        f"The gain of {type(instance).__name__} depends on its weights. Known gains: {known}. "
         f"Received: {shortcut!r}"
     )
 
 
-#: Class of shortcut to what one unit leaves of the gradient.
+#: Class of a shortcut to its factor on a gradient in one unit.
 _GAINS: dict[type, Callable] = {
     shortcuts.Identity: lambda shortcut: 1.0,
     shortcuts.NoShortcut: lambda shortcut: 0.0,
@@ -211,8 +213,8 @@ def _output(trace: Trace, axis: int):
 
 
 def _ends(signal: list[np.ndarray]) -> np.ndarray:
-    """Return, for each unit, the last one that returns what this one reads in shape; -1
-    where it changes the shape.
+    """Return for each unit the index of the last unit before the shape changes or the
+    network ends; -1 for a unit that changes the shape.
     """
     ends = np.full(len(signal), -1)
     for i in reversed(range(len(signal) - 1)):

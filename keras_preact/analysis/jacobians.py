@@ -1,5 +1,5 @@
-"""Singular values of input-output Jacobians, at one point: of a unit, a stage or a
-network.
+"""Singular values of the input-output Jacobian of a unit, a stage or a network, at one
+point.
 """
 
 import dataclasses
@@ -111,13 +111,13 @@ def between(
         network: A network of single units or stacks.
         first: Number of the first unit, from 0; the map reads that unit's input. None:
             the map reads the network's input.
-        last: Number of the unit before which the map ends. None: it ends after the last
+        last: Number of the first unit after the map. None: the map ends after the last
             unit, before the head.
         training: Whether batch normalisation uses the statistics of the batch, and
             dropout and stochastic depth drop.
 
     Raises:
-        ValueError: if the numbers are not those of units in order.
+        ValueError: if the numbers are not numbers of units, in order.
 
     Example:
 
@@ -171,7 +171,7 @@ def jacobian(function: Callable, x) -> np.ndarray:
 
     Raises:
         ValueError: if x is empty, not finite or not of floats; if the function does not
-            return one tensor of floats, or returns another one when called again.
+            return one tensor of floats, or returns different values when called again.
 
     Example:
 
@@ -185,15 +185,15 @@ def jacobian(function: Callable, x) -> np.ndarray:
 def spectrum(
     function: Callable, x, *, k: int | None = None, method: str = "auto", seed: int = 0
 ) -> Spectrum:
-    """Return the singular values of the Jacobian of `function` at `x`, all or the `k`
+    """Return all singular values of the Jacobian of `function` at `x`, or the `k`
     largest.
 
     Args:
         function, x: See `jacobian`.
         k: Number of the largest values to return; None for all.
-        method: `"exact"` forms J and decomposes it, as every method does if all values
-            are wanted. `"lanczos"` only multiplies J with vectors: ARPACK's method on
-            J^T J, which needs SciPy. `"auto"` is exact if J has at most 1000 singular
+        method: `"exact"` forms J and decomposes it, as every method does for all
+            values. `"lanczos"` is ARPACK's method on J^T J: it only multiplies J with
+            vectors, and needs SciPy. `"auto"` is exact if J has at most 1000 singular
             values, else Lanczos' method.
         seed: Seed of the random start of Lanczos' method.
 
@@ -206,8 +206,8 @@ def spectrum(
     >>> import numpy as np
     >>> import keras_preact as kp
     >>> unit = kp.ResidualUnit(4, normalization="none", kernel_initializer="zeros")  # F = 0
-    >>> found = spectrum(unit, np.ones((1, 5, 5, 4), "float32"))
-    >>> found.shape, found.condition_number, found.isometry_distance
+    >>> result = spectrum(unit, np.ones((1, 5, 5, 4), "float32"))
+    >>> result.shape, result.condition_number, result.isometry_distance
     ((100, 100), 1.0, 0.0)
 
     Source: Lehoucq, Sorensen and Yang, "ARPACK Users' Guide", 1998.
@@ -230,13 +230,14 @@ def spectrum(
 
 
 class _LinearMap:
-    """J as products with vectors: `push(v)` is J v, `pull(u)` is J^T u."""
+    """The Jacobian J as a function: `push(v)` is J v, `pull(u)` is J^T u."""
 
     def __init__(self, function: Callable, x):
         x = ops.convert_to_tensor(x)
         if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
             raise ValueError(
-                f"`x` must be of floats: there is no derivative on others. Received: x of {x.dtype}"
+                "`x` must hold floats, because other types have no derivative. Received: x of "
+                f"{x.dtype}"
             )
         if 0 in x.shape:
             raise ValueError(
@@ -280,7 +281,7 @@ def _value(function: Callable, x) -> Any:
         first, _flat(again), rtol=1e-3, atol=1e-3 * np.abs(first).max(initial=0), equal_nan=True
     ):
         raise ValueError(
-            "`function` must return the same for the same x: switch off what is random in it, "
+            "`function` must return the same for the same x. Switch off what is random in it, "
             "such as dropout with training=False. Received: two values that differ"
         )
     return y

@@ -1,5 +1,5 @@
-"""Mean-field theory of wide networks at initialisation: how lengths and gradients change
-with depth.
+"""Mean-field theory of wide networks at initialisation: how lengths and gradients
+change with depth.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ SHORTEST, LONGEST = 1e-12, 1e8
 #: A network is critical if `chi` is this close to 1.
 CRITICAL_WITHIN = 1e-6
 
-# A Gaussian mean is a sum over panels, each with Gauss-Legendre nodes. Panels end at these values
-# of z, a standard normal variable, and where the activation's argument has one of the others: there
-# the activations of the table bend or have kinks.
+# A Gaussian mean is a sum over panels, each with Gauss-Legendre nodes. Panels end at `_Z_BREAKS` of
+# z, a standard normal variable, and at `_ARGUMENT_BREAKS` of the activation's argument, where the
+# activations of the table bend or have kinks.
 _Z_BREAKS = np.array([-9.0, -6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0, 9.0])
 _ARGUMENT_BREAKS = np.array([-10.0, -3.0, -1.0, 0.0, 1.0, 3.0, 10.0])
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(14)
@@ -64,7 +64,7 @@ class MeanField:
         normalization: `"none"`, or `"batch"` before each activation (full
             pre-activation), with the statistics of a large batch of unrelated examples.
             Biases then have no effect.
-        weights: Number of weights in the branch.
+        weights: Number of weight layers in the branch.
         branch_factor: Factor on the variance of F: `1 / units` for
             `kp.initializers.DepthScaledHe`.
 
@@ -106,19 +106,19 @@ class MeanField:
             _not_negative(getattr(self, argument), argument)
 
     def q_map(self, q: float) -> float:
-        """Return the length after a unit whose input has the length q."""
+        """Return the length of a unit's output if its input has the length q."""
         return self._through * q + self.branch_factor * self._branch_lengths(q)[-1]
 
     def chi(self, q: float) -> float:
         """Return the factor on a gradient's mean squared norm on its way back through a
-        unit whose input has the length q.
+        unit, if the unit's input has the length q.
 
         A weight and the activation before it contribute the factor `sigma_w^2 E
         phi'^2`; the identity adds 1. Batch normalisation divides by the length. Let `r
         = E phi'^2 / Var phi` for a standard normal argument, and let `V = sigma_w^2 Var
         phi` be what the branch adds to q. A branch of m weights then has the factor
-        `r^m V / q`. After l units with shortcuts that is about `r^m / l`: gradients
-        grow towards the start as a power of the depth, `(L / l)^(r^m)`.
+        `r^m V / q`. After l units with shortcuts, it is about `r^m / l`: gradients grow
+        towards the start as a power of the depth, `(L / l)^(r^m)`.
 
         Source: arXiv 1611.01232, Sec. 4; with shortcuts, arXiv 1712.08969. `r`, pi /
             (pi - 1) for ReLU, is the growth of a plain network in arXiv 1902.08129, q's
@@ -144,8 +144,8 @@ class MeanField:
         return np.array(lengths)
 
     def gradients(self, q: float, depth: int) -> np.ndarray:
-        """Return the expected squared norms of the gradients at x_0 ... x_L over that
-        at x_L, `(depth + 1,)`.
+        """Return the expected squared norms of the gradients at x_0 ... x_L over the
+        one at x_L, `(depth + 1,)`.
         """
         factors = [self.chi(length) for length in self.lengths(q, depth)[:-1]]
         return np.cumprod([1.0, *factors[::-1]])[::-1]
@@ -184,7 +184,8 @@ class MeanField:
         """Depth scale: over this number of units a gradient's squared norm changes by a
         factor of e. Infinite in a critical network.
 
-        In an ordered network with biases, differences between examples fade as fast.
+        In an ordered network with biases, differences between examples fade at the same
+        rate.
 
         Source: Sec. 4 of arXiv 1611.01232.
         """
@@ -208,7 +209,7 @@ class MeanField:
         return self.chi(min(max(self.q_star, SHORTEST), LONGEST))
 
     def _branch_lengths(self, q: float) -> list[float]:
-        """Return the lengths before each weight's activation, and after the last weight."""
+        """Return the lengths before each weight's activation and after the last one."""
         _not_negative(q, "q")
         phi = ACTIVATIONS[self.activation][0]
         if self.normalization == "batch":
@@ -240,7 +241,7 @@ def critical_weight_variance(activation: str, bias_variance: float = 0.0) -> flo
 
 
 def _mean(function: Callable, q: float) -> float:
-    """Return the mean of `function(u)`, where u is normal with mean 0 and variance q."""
+    """Return the mean of `function(u)` for a normal u with mean 0 and variance q."""
     scale = math.sqrt(q)
     breaks = np.clip(_ARGUMENT_BREAKS / max(scale, 1e-150), _Z_BREAKS[0], _Z_BREAKS[-1])
     ends = np.sort(np.concatenate([_Z_BREAKS, breaks]))

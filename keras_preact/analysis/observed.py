@@ -1,4 +1,4 @@
-"""Running a network while its residual units are looked at."""
+"""Run a network and read the traces of its residual units."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -17,21 +17,21 @@ from keras_preact.units import ResidualUnit, Trace
 
 
 class Observed:
-    """A network on a batch, ready to be run while its residual units are looked at. The
-    network stays as it is.
+    """Runs a network on a batch and reads the traces of its residual units. The network
+    stays unchanged.
 
     Args:
         model: Any Keras model with residual units.
         x: A batch, or a list for a model with several inputs.
-        labels: Classes, or what `loss` takes; None for none.
+        labels: Class numbers, or what `loss` takes. None: no labels.
         loss: See `_inputs.loss_of`.
-        training: What the model is called with.
+        training: Whether the model is called in training mode.
 
     Attributes:
-        graph: With this package's units as single steps.
-        units: In order, a stack as one.
-        names: Names of all units.
-        inputs: The batch, a list of arrays.
+        graph: Graph of the model, in which a unit or stack of this package is one step.
+        units: Residual units in order. A stack counts as one.
+        names: Names of all units, including the units of stacks.
+        inputs: The batch as a list of arrays.
 
     Raises:
         ValueError: for a batch or a model that does not fit.
@@ -79,15 +79,15 @@ class Observed:
             look: A function of a unit's `Trace` and the axis of its channels. It
                 returns one tensor.
             inputs: Inputs in place of the batch.
-            added: Number of an x_{l+1} to what is added to it; for a stack `(depth,
-                *shape)`.
-            residual_scale: `(units,)`, what multiplies F(x_l) of each unit.
+            added: Number of a tensor x_l to the values that are added to it; for the
+                output of a stack, `(depth, *shape)`.
+            residual_scale: Factors on F(x_l) of each unit, `(units,)`.
             detach_residual: Whether gradients flow through the shortcuts alone.
         """
         added = dict(added or {})
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         calls: dict[int, Callable] = {}
-        residuals: dict[int, Any] = {}
+        scales: dict[int, Any] = {}
         first = 0
         for unit in self.units:
             last = first + unit.depth
@@ -98,15 +98,15 @@ class Observed:
                 options = {"residual_scale": scale, "detach_residual": detach_residual}
                 if unit.is_stack:
                     options["perturbations"] = added.pop(unit.output, None)
-                calls[unit.step] = functools.partial(self._run_layer, unit, look, found, options)
+                calls[unit.step] = functools.partial(self._run_layer, unit, look, results, options)
             elif isinstance(unit, Addition):
-                residuals[unit.residual] = scale
+                scales[unit.residual] = scale
         values = self.graph.values(self.inputs if inputs is None else inputs)
 
         def change(tensors: Sequence[int]) -> None:
             for number in tensors:
-                if number in residuals:
-                    values[number] = _changed(values[number], residuals[number], detach_residual)
+                if number in scales:
+                    values[number] = _changed(values[number], scales[number], detach_residual)
                 if number in added:
                     values[number] = values[number] + added[number]
 
@@ -115,13 +115,13 @@ class Observed:
             change(self.graph.steps[i].outputs)
         for unit in self.units:
             if isinstance(unit, Addition):
-                seen = look(*_trace_of_addition(self.graph, unit, values))
-                found[unit.step] = ops.expand_dims(seen, 0)
-        return values, [found[unit.step] for unit in self.units]
+                result = look(*_trace_of_addition(self.graph, unit, values))
+                results[unit.step] = ops.expand_dims(result, 0)
+        return values, [results[unit.step] for unit in self.units]
 
-    def _run_layer(self, unit: LayerUnit, look: Callable, found: dict, options: dict, x):
-        """Run a unit or a stack; return its output, and put what `look` returned for each
-        unit into `found`.
+    def _run_layer(self, unit: LayerUnit, look: Callable, results: dict, options: dict, x):
+        """Run a unit or a stack and return its output. Write what `look` returns for
+        each unit into `results`.
         """
         axis = 1 if unit.pattern.data_format == "channels_first" else -1
         outputs = []
@@ -132,13 +132,13 @@ class Observed:
 
         options = options | {"training": self.graph.training}
         if isinstance(unit.layer, UnitStack):
-            found[unit.step] = unit.layer.trace(x, look=seen, **options)
+            results[unit.step] = unit.layer.trace(x, look=seen, **options)
         else:
-            found[unit.step] = ops.expand_dims(seen(unit.layer.trace(x, **options)), 0)
+            results[unit.step] = ops.expand_dims(seen(unit.layer.trace(x, **options)), 0)
         return outputs[-1]
 
     def weights(self, unit: Unit) -> list[tuple[str, keras.Variable]]:
-        """Return the trainable weights of a unit with their names below it."""
+        """Return the trainable weights of a unit with their names within it."""
         if isinstance(unit, LayerUnit):
             return _weights_below(unit.layer)
         assert isinstance(unit, Addition)
@@ -151,7 +151,7 @@ class Observed:
         ]
 
     def branches(self, unit: Unit, values: dict[int, Any]) -> list[Callable]:
-        """Return F of each unit, a function of x_l; `values` are those of all tensors."""
+        """Return F of each unit as a function of x_l. `values` holds all tensors."""
         graph = self.graph
         if isinstance(unit, Addition):
             return [
@@ -167,15 +167,15 @@ class Observed:
         ]
 
     def gradients(self, look: Callable, *, detach_residual=False, variables: Sequence = ()):
-        """Return E, lists of what `look` returned of x_0 ... x_L and of the gradients of
-        these, and the gradients of `variables` by their ids; all are arrays.
+        """Return E, what `look` returned for x_0 ... x_L, the gradients at x_0 ... x_L,
+        and the gradients of `variables` by their ids. All but E are arrays.
 
-        For x_0, `look` is given a trace with nothing but the output.
+        For x_0, `look` gets a trace that holds only the output.
         """
         start = self.units[0].start
         numbers = [start, *(unit.output for unit in self.units)]
         shapes = {number: tuple(self.graph.specs[number].shape[1:]) for number in numbers}
-        if any(None in shape for shape in shapes.values()):  # a network of images of any size
+        if any(None in shape for shape in shapes.values()):  # the network takes images of any size
             with keras.StatelessScope():
                 values = self.graph.run(self.graph.values(self.inputs))
             shapes = {number: tuple(values[number].shape[1:]) for number in numbers}
@@ -210,25 +210,25 @@ class Observed:
 
 
 def _weights_below(layer: keras.Layer) -> list[tuple[str, keras.Variable]]:
-    """Return the trainable weights of a layer with their names below it."""
+    """Return the trainable weights of a layer with their names within it."""
     return [(below(layer, weight), weight) for weight in layer.trainable_weights]
 
 
 def _trace_of_addition(graph: Graph, unit: Addition, values: dict[int, Any]) -> tuple[Trace, int]:
-    """Return the parts of a unit, and its channel axis."""
+    """Return the trace of a unit, and its channel axis."""
     reader = next(graph.steps[i] for i in unit.residual_steps if graph.steps[i].has_kernel)
     numbers = (reader.inputs[0], unit.shortcut, unit.residual, unit.total, unit.output)
     return Trace(*(values[number] for number in numbers)), reader.channel_axis
 
 
 def _changed(residual, scale, detach: bool):
-    """Return what takes the place of F(x_l) of an addition."""
+    """Return F(x_l) times `scale`, without its gradient if `detach`."""
     residual = ops.stop_gradient(residual) if detach else residual
     return residual if scale is None else residual * ops.cast(scale, residual.dtype)
 
 
 def norms(gradient: np.ndarray, units: int) -> np.ndarray:
-    """Return the norms of a gradient on a weight that `units` units share, `(units,)`."""
+    """Return the norms of a gradient for each unit of a stacked weight, `(units,)`."""
     return np.linalg.norm(gradient.reshape(units, -1).astype("float64"), axis=1)
 
 

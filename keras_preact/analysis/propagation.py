@@ -1,6 +1,4 @@
-"""Signal propagation: what every unit of a network makes of its input, and of the
-gradient on the way back.
-"""
+"""Signal propagation: statistics of the signals and gradients of every unit."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,8 +10,8 @@ from keras import ops
 from keras_preact.analysis.observed import Observed, norms, other_axes
 from keras_preact.units import Trace
 
-#: What is seen of every unit, in the order of `_look`.
-_FIGURES = (
+#: Statistics of every unit, in the order of `_look`.
+_STATISTICS = (
     *("x_norm", "x_mean", "x_std"),
     *("residual_norm", "residual_mean", "residual_std"),
     *("shortcut_norm", "cut", "dead"),
@@ -22,24 +20,24 @@ _FIGURES = (
 
 @dataclasses.dataclass(frozen=True)
 class Propagation:
-    """The signals of a network of L units on a batch. Norms of x and F: per example,
-    the root of the mean of their squares.
+    """The signals of a network of L units on a batch. A norm of x or F is the root mean
+    square of the norms of all examples.
 
     Attributes:
         units: Names of the units, in order.
-        x_norm, x_mean, x_std: Figures of x_0 ... x_L, `(L+1,)`: the first unit reads x_0,
-            the last one returns x_L.
-        residual_norm, residual_mean, residual_std: Figures of what the branch adds,
-            `(L,)`.
+        x_norm, x_mean, x_std: Norm, mean and standard deviation of x_0 ... x_L,
+            `(L+1,)`. The first unit reads x_0, and the last one returns x_L.
+        residual_norm, residual_mean, residual_std: The same statistics of what the
+            branch adds, `(L,)`.
         shortcut_norm: Norm of what the shortcut adds, `(L,)`; 0 in a plain network.
         cut: Share of the sums that the mapping after the addition sets to zero, `(L,)`:
             the truncation of Sec. 4.1. 0 if it is the identity.
-        dead: Share of the channels that are 0 for all examples and at all positions
-            where the branch's first weight reads, `(L,)`.
+        dead: Share of the channels read by the branch's first weight that are 0 for all
+            examples and at all positions, `(L,)`.
         gradient_norm: `||dE/dx_l||` of x_0 ... x_L for the whole batch, `(L+1,)`.
         weight_gradients: Name of a weight below its unit to the norms of its gradients,
-            `(L,)`; nan where a unit has none.
-        loss: E.
+            `(L,)`; nan for a unit without this weight.
+        loss: The loss E.
     """
 
     units: tuple[str, ...]
@@ -58,7 +56,7 @@ class Propagation:
 
     @property
     def ratio(self) -> np.ndarray:
-        """Norm of what the branch adds over that of what the shortcut adds, `(L,)`;
+        """Norm of what the branch adds over the norm of what the shortcut adds, `(L,)`;
         infinite in a plain network.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -66,8 +64,8 @@ class Propagation:
 
     @property
     def gradient_ratio(self) -> float:
-        """`||dE/dx_0|| / ||dE/dx_L||`; where the shape changes on the way, sizes of
-        maps of other sizes are compared.
+        """`||dE/dx_0|| / ||dE/dx_L||`. If the shape changes in between, these are norms
+        of maps of different sizes.
         """
         return float(self.gradient_norm[0] / self.gradient_norm[-1])
 
@@ -79,14 +77,14 @@ def propagation(
 
     Args:
         model: Any Keras model with residual units: one of this package, stacked or not,
-            or one in whose graph two paths that start at one tensor are added.
-        x: A batch of inputs, or a list for a model with several.
-        labels: Classes, one for each example; or what `loss` takes.
-        loss: A function `(labels, output)`. None: with labels the cross-entropy, of
-            logits or of probabilities as the model returns them, else the mean over the
-            batch of half the squared norm of the output.
-        training: Whether normalisations use the batch and dropout drops. At the start
-            of training their moving statistics say nothing yet.
+            or any other in which two paths that start at one tensor are added.
+        x: A batch of inputs, or a list for a model with several inputs.
+        labels: Class numbers, one per example, or what `loss` takes.
+        loss: A function `(labels, output)`. None: with labels, the cross-entropy from
+            the logits or probabilities that the model returns; without labels, half the
+            squared norm of the output, averaged over the batch.
+        training: Whether normalisations use the statistics of the batch, and dropout
+            drops. Before training, moving statistics say nothing about the network.
 
     Raises:
         ValueError: for an empty or non-finite batch, a model without residual units, or
@@ -105,18 +103,18 @@ def propagation(
     Source: Eq. 3 to 5, Sec. 3 and 4.1 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
-    value, seen, gradients, on_weights = observed.gradients(
+    value, statistics, gradients, on_weights = observed.gradients(
         _look, variables=model.trainable_variables
     )
-    figures = dict(zip(_FIGURES, np.stack(seen).T, strict=True))
-    for name in _FIGURES[3:]:
-        figures[name] = figures[name][1:]  # x_0 is no unit's
+    fields = dict(zip(_STATISTICS, np.stack(statistics).T, strict=True))
+    for name in _STATISTICS[3:]:
+        fields[name] = fields[name][1:]  # x_0 belongs to no unit
     return Propagation(
         units=observed.names,
         gradient_norm=np.concatenate([norms(gradient, 1) for gradient in gradients]),
         weight_gradients=_by_weight(observed, on_weights),
         loss=value,
-        **figures,
+        **fields,
     )
 
 
@@ -131,9 +129,9 @@ def _moments(tensor) -> list:
 
 
 def _look(trace: Trace, axis: int):
-    """Return `_FIGURES` of one unit; of x_0 those of x."""
+    """Return `_STATISTICS` of one unit. For x_0, only the statistics of x are not 0."""
     if trace.residual is None:
-        return ops.stack([*_moments(trace.output), *[ops.zeros(())] * (len(_FIGURES) - 3)])
+        return ops.stack([*_moments(trace.output), *[ops.zeros(())] * (len(_STATISTICS) - 3)])
     dead = ops.all(ops.equal(trace.activated, 0), axis=other_axes(trace.activated, axis))
     cut = ops.logical_and(ops.equal(trace.output, 0), ops.not_equal(trace.sum, 0))
     through = ops.zeros(()) if trace.shortcut is None else _moments(trace.shortcut)[0]
