@@ -94,7 +94,7 @@ def train(options: Options, tables: Sequence[str]) -> None:
             f"{len(failed)} of {len(missing)} runs failed: {'; '.join(failed)}. Their messages are "
             "above."
         )
-    print(f"Finished {len(missing)} runs. Results: {options.output}")
+    print(f"Finished: {len(missing)} of {len(runs)} runs. Results: {options.output}")
 
 
 def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
