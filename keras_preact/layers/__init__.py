@@ -1,1 +1,1 @@
-"""What units and shortcuts are made of: convolution, normalisation, pooling, attention."""
+"""The layers of units and shortcuts: convolution, normalisation, pooling, attention."""

@@ -7,19 +7,21 @@ from keras_preact import initializers
 
 
 class SelfAttention(keras.Layer):
-    """In each head `softmax(Q K^T / sqrt(size)) V`, then a dense layer over all heads.
+    """Multi-head self-attention: `softmax(Q K^T / sqrt(size)) V` in each head, then a
+    dense layer over all heads.
 
-    Keras' `MultiHeadAttention` initialises query, key and value alike if its initialiser
-    has a seed, does not tell an initialiser for depth which weight is the last of the
-    branch, and has no forward derivative on PyTorch.
+    It does not use Keras' `MultiHeadAttention`, which has three problems here. Query,
+    key and value get the same initial values if the initialiser has a seed. An
+    initialiser that depends on depth cannot know which weight is the last of the
+    branch. PyTorch has no forward derivative of it.
 
     Args:
-        filters: Features out, `num_heads` times the size of a head.
+        filters: Number of output features, `num_heads` times the size of a head.
         num_heads: Number of heads.
-        causal: Whether a token sees only itself and the tokens before it.
+        causal: Whether a token attends only to itself and the tokens before it.
         use_bias, kernel_initializer, bias_initializer: Arguments of the four dense
-            layers; each draws its own values. The one after the heads is the last
-            weight of its branch, the three before them are the first.
+            layers; each layer draws its own values. The layers of query, key and value
+            are the first weight of the branch, the layer after the heads is the last.
 
     Input: `(batch, tokens, features)`, output: `(batch, tokens, filters)`.
 
@@ -69,13 +71,15 @@ class SelfAttention(keras.Layer):
             ops.reshape(layer(x), (batch, tokens, self.num_heads, size)) for layer in self.heads_in
         )
         scores = ops.einsum("bqhs,bkhs->bhqk", query * size**-0.5, key)
-        scores = ops.cast(scores, self.variable_dtype)  # a sum over many tokens: in full precision
+        scores = ops.cast(scores, self.variable_dtype)  # full precision for sums over many tokens
         if self.causal:
-            place = ops.arange(tokens)
-            scores = ops.where(place[:, None] >= place, scores, float("-inf"))
-        shares = ops.cast(ops.softmax(scores), value.dtype)
+            positions = ops.arange(tokens)
+            scores = ops.where(positions[:, None] >= positions, scores, float("-inf"))
+        attention = ops.cast(ops.softmax(scores), value.dtype)
         return self.heads_out(
-            ops.reshape(ops.einsum("bhqk,bkhs->bqhs", shares, value), (batch, tokens, self.filters))
+            ops.reshape(
+                ops.einsum("bhqk,bkhs->bqhs", attention, value), (batch, tokens, self.filters)
+            )
         )
 
     def compute_output_shape(self, input_shape):

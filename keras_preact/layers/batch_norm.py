@@ -1,5 +1,5 @@
-"""Batch normalisation of images with the kernels that TensorFlow and PyTorch have for
-it, and over several devices.
+"""Batch normalisation that uses the kernels of TensorFlow and PyTorch for images, and
+can share its statistics between several devices.
 """
 
 import dataclasses
@@ -12,16 +12,17 @@ from keras import ops
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """How the statistics of a batch are taken while several devices share it.
+    """How a layer computes the statistics of a batch that several devices share.
 
     Args:
-        moments: Function of inputs and axes to the mean and variance of all devices'
-            batches together. None: the backend's own, of the batch that the layer gets.
-        groups: Parts of the batch that have statistics each; of the moving ones the
-            mean is kept.
-        kernel: Function of images, gamma, beta and epsilon to the normalised images and
-            the mean and variance of all devices' batches together, with a gradient.
-            None: the computation from `moments`, which is for all inputs.
+        moments: Function of inputs and axes that returns the mean and variance over the
+            batches of all devices. None: the backend's moments of the batch that the
+            layer gets.
+        groups: Number of equal parts of the batch. Each part has its own statistics;
+            the moving statistics are updated with their mean.
+        kernel: Differentiable function of images, gamma, beta and epsilon. It returns
+            the normalised images, and the mean and variance over the batches of all
+            devices. None: use `moments`, which works for all inputs.
     """
 
     moments: Callable | None = None
@@ -30,8 +31,10 @@ class Statistics:
 
 
 def synchronized_moments(all_reduce: Callable, replicas: int) -> Callable:
-    """Return the moments over `replicas` batches of one size; `all_reduce` sums a
-    tensor over them, with its gradient.
+    """Return a function of inputs and axes that computes the mean and variance over
+    `replicas` batches of equal size.
+
+    `all_reduce` sums a tensor over the replicas and is differentiable.
     """
 
     def moments(inputs, axes):
@@ -47,17 +50,18 @@ def synchronized_moments(all_reduce: Callable, replicas: int) -> Callable:
 
 @keras.saving.register_keras_serializable("keras_preact")
 class BatchNormalization(keras.layers.BatchNormalization):
-    """`keras.layers.BatchNormalization`, faster: the same values from one kernel where
-    the backend has one.
+    """`keras.layers.BatchNormalization` with a faster kernel where the backend has one.
+    The values are the same.
 
-    Keras computes moments, differences and products one by one, each a pass over the
-    map, and in mixed precision from a copy of the map in float32. There are kernels for
-    images, channels last, on TensorFlow and PyTorch; everything else is Keras' own
-    computation. In mixed precision the map and its gradient are in 16 bits,
-    the statistics, gamma, beta and their gradients in float32.
+    Keras computes moments, differences and products in separate passes over the map,
+    and in mixed precision from a float32 copy of the map. TensorFlow and PyTorch have
+    kernels for images with the channels last; all other inputs are computed as in
+    Keras. In mixed precision the map and its gradient have 16 bits; the statistics,
+    gamma, beta and their gradients are float32.
 
     If several devices share a batch, the active `keras_preact.distribution` decides
-    whether they share its statistics. Neither the layer nor a saved model holds this.
+    whether they share its statistics. Neither the layer's config nor a saved model
+    contains this setting.
 
     Args:
         relu_follows: Whether a ReLU follows this layer. TensorFlow then uses its kernel
@@ -67,7 +71,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         **kwargs: Arguments of `keras.layers.BatchNormalization`.
     """
 
-    #: How it takes statistics in training; a distribution sets it, and no config holds it.
+    #: How the layer computes statistics in training. A distribution sets it; no config contains it.
     statistics = Statistics()
 
     def __init__(self, *, relu_follows: bool = False, **kwargs):
@@ -80,13 +84,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
         shared = active.moments is not None or active.groups > 1
         if shared and (mask is not None or self.renorm):
             raise ValueError(
-                "Batch normalisation with a mask or renorm=True is not for a batch that several "
-                f"devices share. Received: mask={mask}, renorm={self.renorm}"
+                "Batch normalisation cannot use a mask or renorm=True while several devices share "
+                "a batch: train on one device, or use neither. Received: "
+                f"mask={mask}, renorm={self.renorm}"
             )
         if active.groups > 1:
             return self._in_groups(inputs, active.groups)
-        own = None if shared else _KERNELS.get(keras.backend.backend())
-        kernel = active.kernel or own
+        backend_kernel = None if shared else _KERNELS.get(keras.backend.backend())
+        kernel = active.kernel or backend_kernel
         if kernel is None or mask is not None or not self._is_plain(inputs, in_training):
             return super().call(inputs, training=training, mask=mask)
         channels = (inputs.shape[-1],)
@@ -105,7 +110,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         )
         if in_training:
             # The kernels divide by n - 1 for the moving variance, Keras by n.
-            sizes = ops.shape(inputs)[:-1]  # of TensorFlow, a batch's may be a tensor
+            sizes = ops.shape(inputs)[:-1]  # on TensorFlow the batch size may be a tensor
             known = all(isinstance(size, int) for size in sizes)
             n = math.prod(sizes) if known else ops.cast(ops.prod(sizes), "float32")
             self._move(batch_mean, batch_variance * ((n - 1) / n))
@@ -123,8 +128,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         """Normalise each of `groups` equal parts of the batch by its own statistics."""
         if inputs.shape[0] % groups:
             raise ValueError(
-                f"A batch of {groups} parts must divide by it. Received: a batch of "
-                f"{inputs.shape[0]}"
+                f"The batch size must be a multiple of {groups}, the number of devices that share "
+                f"a batch. Received: a batch of {inputs.shape[0]}"
             )
         x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
         parts = ops.reshape(x, (groups, x.shape[0] // groups, *x.shape[1:]))
@@ -149,11 +154,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
             )
 
     def _is_plain(self, inputs, in_training: bool) -> bool:
-        """Whether there is a kernel for this."""
+        """Whether the kernels can normalise these inputs."""
         is_image = len(inputs.shape) == 4 and self.axis in (-1, 3)
         more_than_one = (
             tuple(inputs.shape[:-1]) != (1, 1, 1) or not in_training
-        )  # torch refuses one value a channel
+        )  # torch refuses a single value per channel
         may_be_fused = keras.backend.backend() == "tensorflow" and not in_training
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         return (
@@ -171,12 +176,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def tensorflow_kernel(x, gamma, beta, mean, variance, epsilon: float, training: bool):
-    """Return the normalised images, and the mean and the variance that they were
-    normalised by, in training with n - 1.
+    """Normalise images with TensorFlow's kernel.
+
+    Returns:
+        The normalised images, and the mean and variance used. In training these are the
+        statistics of the batch, and the returned variance has the divisor n - 1.
     """
     import tensorflow as tf
 
-    if training:  # then the kernel wants none
+    if training:  # then the kernel takes no statistics
         mean = variance = tf.zeros((0,))
     y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
         x=x,
@@ -191,14 +199,14 @@ def tensorflow_kernel(x, gamma, beta, mean, variance, epsilon: float, training: 
 
 
 def torch_kernel(x, gamma, beta, mean, variance, epsilon: float, training: bool):
-    """Return the same as `tensorflow_kernel`."""
+    """Normalise images with PyTorch's kernel; see `tensorflow_kernel`."""
     import torch
 
-    if training:  # with a momentum of 1 the batch's own statistics take their place
+    if training:  # with a momentum of 1 the batch's statistics replace them
         mean, variance = torch.zeros_like(mean), torch.zeros_like(variance)
     images = x.permute(
         0, 3, 1, 2
-    )  # what torch calls the memory format channels_last: nothing is copied
+    )  # a view in torch's memory format channels_last: nothing is copied
     y = torch.nn.functional.batch_norm(images, mean, variance, gamma, beta, training, 1.0, epsilon)
     return y.permute(0, 2, 3, 1), mean, variance
 

@@ -1,5 +1,5 @@
-"""The layers a unit is made of: weights, normalisations, shifts and scales; and chains
-of them.
+"""The layers of a unit: weights, normalisations, shifts and scales; and functions that
+build and run chains of them.
 """
 
 import functools
@@ -46,11 +46,11 @@ class Scale(SameShape):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class StochasticDepth(SameShape):
-    """Sets F(x) to 0 for a share of `rate` of the examples and multiplies the rest by
-    `1 / (1 - rate)`, in training only.
+    """In training, sets F(x) to 0 for a random share `rate` of the examples and
+    multiplies the others by `1 / (1 - rate)`.
 
-    The paper scales at inference instead: the same network with the weights after F
-    scaled. `rate` is in [0, 1).
+    The paper scales at inference instead. This is the same network with the weights
+    after F scaled. `rate` is in [0, 1).
 
     Source: arXiv 1603.09382, Sec. 3.
     """
@@ -62,7 +62,7 @@ class StochasticDepth(SameShape):
         self.seed_generator = keras.random.SeedGenerator(seed)
 
     def call(self, x, rate=None, training=None):
-        """Apply it; `rate`, a scalar tensor, takes the place of the layer's own."""
+        """Drop examples. A scalar tensor `rate` replaces the layer's rate."""
         if not training:
             return x
         keep = 1 - (self.rate if rate is None else rate)
@@ -83,7 +83,7 @@ def weight(
     data_format=None,
     **kwargs,
 ) -> keras.Layer:
-    """Make a weight layer: a convolution, or without a kernel size a dense layer."""
+    """Make a weight layer: a convolution, or a dense layer if `kernel_size` is None."""
     if kernel_size is None:
         return keras.layers.Dense(filters, **kwargs)
     return PaddedConv2D(
@@ -96,15 +96,16 @@ def weight(
     )
 
 
-#: Name to a function of the channel axis and the channel count. Batch normalisation has Torch's
-#: epsilon and momentum, as in the released code; the paper does not give them.
+#: Functions that make a normalisation from the channel axis and the number of channels, by name.
+#: Batch normalisation has Torch's epsilon and momentum, as in the released code; the paper does not
+#: give them.
 NORMALIZATIONS: Mapping[str, Callable[[int, int], keras.Layer] | None] = MappingProxyType(
     {
         "batch": lambda axis, _: keras.layers.BatchNormalization(
             axis=axis, momentum=0.9, epsilon=1e-5
         ),
         "layer": lambda axis, _: keras.layers.LayerNormalization(axis=axis, epsilon=1e-5),
-        # 32 groups, as arXiv 1803.08494 recommends, or as many as the channels can be divided into
+        # 32 groups, as arXiv 1803.08494 recommends, or fewer if 32 does not divide the channels
         "group": lambda axis, n: keras.layers.GroupNormalization(
             groups=math.gcd(32, n), axis=axis, epsilon=1e-5
         ),
@@ -115,10 +116,10 @@ NORMALIZATIONS: Mapping[str, Callable[[int, int], keras.Layer] | None] = Mapping
 
 
 class _OverAxis1(SameShape):
-    """Normalises axis 1: moves it to the end, and back.
+    """Normalises axis 1: moves it to the end, normalises, and moves it back.
 
-    Keras' own layer normalisation does not work there on Torch, and its RMS
-    normalisation on no backend.
+    For axis 1, Keras' layer normalisation does not work on PyTorch, and its RMS
+    normalisation works on no backend.
     """
 
     def __init__(self, **kwargs):
@@ -139,7 +140,7 @@ class _RMSNormalizationOverAxis1(_OverAxis1, keras.layers.RMSNormalization):
     pass
 
 
-#: Layers to use in place of Keras' own if the channels are second, and if they are last.
+#: Replacements of Keras' layers: `OVER_AXIS_1` if the channels are second, `FASTER` if last.
 OVER_AXIS_1: dict[type, type] = {
     keras.layers.LayerNormalization: _LayerNormalizationOverAxis1,
     keras.layers.RMSNormalization: _RMSNormalizationOverAxis1,
@@ -148,34 +149,34 @@ FASTER: dict[type, type] = {keras.layers.BatchNormalization: BatchNormalization}
 
 
 def like(layer: keras.Layer) -> Callable[..., keras.Layer]:
-    """Return a function that makes layers like this one, with other settings: those that
-    its config knows and that are not None.
+    """Return a function that makes layers like this one, with changed settings. It
+    ignores settings that are None or not in the layer's config.
 
-    A layer that kept `layer` itself would count its weights as its own; it keeps the
-    function instead.
+    A unit keeps this function instead of `layer`, because Keras would track the
+    weights of `layer` as the unit's.
     """
     return functools.partial(_remade, type(layer), layer.get_config())
 
 
-def _remade(kind: type[keras.Layer], config: dict, **settings) -> keras.Layer:
+def _remade(layer_class: type[keras.Layer], config: dict, **settings) -> keras.Layer:
     known = {key: value for key, value in settings.items() if key in config and value is not None}
-    return kind.from_config(config | known)
+    return layer_class.from_config(config | known)
 
 
-#: A name from `NORMALIZATIONS`, or what `like` returned for a layer.
+#: A name from `NORMALIZATIONS`, or the result of `like` for a layer.
 Normalization = str | Callable[..., keras.Layer]
 
 
 def get_normalization(kind: str | dict | keras.Layer) -> Normalization:
-    """Return what `normalization` takes.
+    """Return a normalisation in the form that `normalization` takes.
 
     Args:
-        kind: A name from `NORMALIZATIONS`, or a Keras layer as a pattern (or the config
-            of one): each place gets a copy with its own weights, over the axis that
-            fits there.
+        kind: A name from `NORMALIZATIONS`, or a Keras layer or its config. Each use
+            makes a copy of the layer with its own weights, over the axis of the
+            channels.
 
     Raises:
-        ValueError: for an unknown name; the message holds the nearest ones.
+        ValueError: for an unknown name; the message lists the nearest ones.
     """
     if isinstance(kind, dict):  # from a serialised config
         kind = keras.saving.deserialize_keras_object(kind)
@@ -186,29 +187,29 @@ def get_normalization(kind: str | dict | keras.Layer) -> Normalization:
 
 
 def normalization_config(kind: Normalization) -> str | dict:
-    """Return what a config holds: the name, or the pattern."""
+    """Return the entry for a config: the name, or the serialised layer."""
     return kind if isinstance(kind, str) else keras.saving.serialize_keras_object(kind())
 
 
 def normalization(kind: Normalization, axis: int, channels: int, **settings) -> list[keras.Layer]:
-    """Make the normalisation for one place: a list of one, or of none for `"none"`.
+    """Make a normalisation: a list with one layer, or an empty list for `"none"`.
 
     Args:
-        kind: What `get_normalization` returned.
+        kind: Result of `get_normalization`.
         axis: Axis of the channels.
-        channels: Their number.
-        **settings: `name`, `dtype`, `gamma_initializer`; None for the layer's own.
+        channels: Number of channels.
+        **settings: `name`, `dtype`, `gamma_initializer`; None keeps the layer's own.
     """
     if isinstance(kind, str):
         make = NORMALIZATIONS[kind]
         if make is None:
             return []
-        pattern = make(axis, channels)
+        template = make(axis, channels)
     else:
-        pattern = kind()
+        template = kind()
     replacements = OVER_AXIS_1 if axis == 1 else FASTER
-    layer_class = replacements.get(type(pattern), type(pattern))
-    return [_remade(layer_class, pattern.get_config(), axis=axis, **settings)]
+    layer_class = replacements.get(type(template), type(template))
+    return [_remade(layer_class, template.get_config(), axis=axis, **settings)]
 
 
 def is_norm(layer: keras.Layer) -> bool:
@@ -217,7 +218,7 @@ def is_norm(layer: keras.Layer) -> bool:
 
 
 class Gated(keras.Layer):
-    """A chain of layers whose output a second weight layer, beside it, multiplies:
+    """Multiplies the output of a chain of layers by a parallel weight layer:
     `chain(x) * gate(x)`.
     """
 
@@ -238,7 +239,7 @@ class Gated(keras.Layer):
 
 
 def prepared(layer: keras.Layer, x):
-    """Return x as a tensor, with the layer built for it."""
+    """Build the layer for x if needed, and return x as a tensor."""
     if not keras.backend.is_keras_tensor(x):
         x = ops.convert_to_tensor(x, layer.compute_dtype)
     if not layer.built:
@@ -247,8 +248,8 @@ def prepared(layer: keras.Layer, x):
 
 
 def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:
-    """Build layers that follow one another, for an input of `shape`; return the shape
-    of the last one's output.
+    """Build the layers in turn for an input of `shape`; return the shape of the last
+    output.
     """
     for layer in chain:
         layer.build(shape)
@@ -257,11 +258,12 @@ def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:
 
 
 def run_chain(chain: Iterable[keras.Layer], x, training: bool | None = None):
-    """Apply the layers in turn. With `training=None` they follow the call around.
+    """Apply the layers in turn. With `training=None` they use the mode of the
+    surrounding call.
 
-    PyTorch runs one layer after the other, and Keras 3.15 spends 80 us in the `__call__`
-    of each: half the time of ResNet-110 for one image. The layers of `_DIRECT` do
-    without it.
+    PyTorch runs the layers one by one, and Keras 3.15 spends 80 us in the `__call__` of
+    each: half the time of ResNet-110 for one image. This function skips `__call__` for
+    the layers in `_DIRECT`.
     """
     eager = keras.backend.backend() == "torch" and ops.is_tensor(x)
     direct = eager and training is not None and getattr(x, "_keras_mask", None) is None
@@ -274,8 +276,7 @@ def run_chain(chain: Iterable[keras.Layer], x, training: bool | None = None):
     return x
 
 
-#: Layers whose `call` needs nothing that Keras does around it, once they are built and x has their
-#: dtype.
+#: Layers that work without Keras' `__call__` once they are built and x has their dtype.
 _DIRECT: dict[type, Callable] = {
     PaddedConv2D: PaddedConv2D.call,
     BatchNormalization: BatchNormalization.call,

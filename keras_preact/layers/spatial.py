@@ -1,5 +1,5 @@
-"""Layers over height and width that pad all sides alike, as Torch does, whatever the
-stride.
+"""Convolution and pooling layers that pad all sides equally at any stride, as Torch
+does.
 """
 
 import functools
@@ -13,19 +13,18 @@ from keras_preact.backend import products
 
 @keras.saving.register_keras_serializable("keras_preact")
 class PaddedConv2D(keras.layers.Conv2D):
-    """A convolution that pads `(kernel - 1) / 2 * dilation` on every side, whatever the
-    stride.
+    """A convolution that pads `(kernel - 1) / 2 * dilation` on every side at any stride.
 
-    `padding="same"` pads nothing at the top and left of an even map at stride 2, where
-    Torch, and with it the released code, pads one row on each side: weights would not
-    carry over, and the map would be sampled off its centre.
+    Keras' `padding="same"` pads nothing at the top and left of an even map at stride 2.
+    Torch, and so the released code, pads one row on each side. With Keras' padding,
+    weights would not carry over, and the map would be sampled off its centre.
 
     Args:
-        filters: Channels out.
-        kernel_size: Odd, or a pair of odd numbers.
-        standardize: Whether to convolve with the standardised kernel: of every filter,
-            less its mean and over its standard deviation (weight standardisation, arXiv
-            1903.10520). Computed in float32 whatever the policy.
+        filters: Number of output channels.
+        kernel_size: Odd number, or a pair of odd numbers.
+        standardize: Whether to use weight standardisation (arXiv 1903.10520): subtract
+            the mean of each filter and divide by its standard deviation. It is computed
+            in float32 under every policy.
         **kwargs: Arguments of `keras.layers.Conv2D`, except `padding`.
 
     Input: `(batch, height, width, channels)`, output: `(batch, ceil(height / strides),
@@ -33,12 +32,11 @@ class PaddedConv2D(keras.layers.Conv2D):
     `data_format="channels_first"` the channels are second in both.
     """
 
-    #: What is added to the variance of a filter, as in the published BiT networks (arXiv
-    #: 1912.11370).
+    #: Added to the variance of a filter, as in the published BiT networks (arXiv 1912.11370).
     EPSILON = 1e-8
 
     def __init__(self, filters, kernel_size, *, standardize: bool = False, **kwargs):
-        kwargs.pop("padding", None)  # a config holds it
+        kwargs.pop("padding", None)  # a config contains it
         super().__init__(filters, kernel_size, padding="same", **kwargs)
         self.standardize = standardize
         #: Whether to convolve by matrix products, which is faster in a loop that XLA compiles for a
@@ -52,7 +50,7 @@ class PaddedConv2D(keras.layers.Conv2D):
     def build(self, input_shape):
         super().build(input_shape)
         if self.standardize:
-            self._kernel._autocast = False  # the mean of a filter in 16 bits would be off
+            self._kernel._autocast = False  # the mean of a filter would be inaccurate in 16 bits
         if keras.backend.backend() == "torch":
             _lay_filters_first(self._kernel.value)
 
@@ -68,8 +66,8 @@ class PaddedConv2D(keras.layers.Conv2D):
             return super().convolution_op(inputs, kernel)
         # JAX 0.10, two cores, gradient of 17 units of each stage of ResNet-164 in a scan, batch 16:
         # 484, 222, 139 ms with products, 2266, 2257, 1755 ms with convolutions; outside a loop
-        # those take 592, 276, 183 ms. What is kept for the gradient is the input, not its nine
-        # shifts.
+        # convolutions take 592, 276, 183 ms. With remat, the gradient keeps the input instead of
+        # its nine shifts.
         convolve = keras.remat(
             lambda images, kernel: products.convolve(
                 images, kernel, self.groups, self.dilation_rate[0]
@@ -81,12 +79,13 @@ class PaddedConv2D(keras.layers.Conv2D):
         return ops.moveaxis(convolve(ops.moveaxis(inputs, 1, -1), kernel), -1, 1)
 
     def _is_one_product(self, training) -> bool:
-        """Whether to multiply by the matrix of a 1x1 kernel.
+        """Whether to compute a 1x1 convolution as one matrix product.
 
-        Gradients of all the 1x1 convolutions of ResNet-50 take 1.4 to 1.7 times as long
-        as convolutions on JAX, 1.0 to 1.2 (in bfloat16 to 1.5) on TensorFlow.
-        TensorFlow's graphs for inference keep the convolution, which is fused with the
-        bias and the ReLU that follow it. Torch convolves faster.
+        The gradients of all 1x1 convolutions of ResNet-50 take longer with convolutions
+        than with products: 1.4 to 1.7 times as long on JAX, 1.0 to 1.2 times (in
+        bfloat16 up to 1.5) on TensorFlow. TensorFlow's graphs for inference keep the
+        convolution, which is fused with the bias and the ReLU that follow it. On Torch
+        the convolution is faster.
         """
         backend = keras.backend.backend()
         return (
@@ -97,14 +96,14 @@ class PaddedConv2D(keras.layers.Conv2D):
         )
 
     def _on_torch(self, inputs, kernel):
-        """Convolve and add the bias as torch does: Keras 3.15 copies every map twice, into torch's
-        default layout and back, and a third time to pad it.
+        """Convolve and add the bias with torch's own function. Keras 3.15 copies every map twice,
+        into torch's default layout and back, and a third time to pad it.
         """
         import torch
 
         strides = self.strides[0]
         if self.kernel_size == (1, 1) and kernel.shape[2] < 16:
-            # With steps over fewer than 8 channels, the gradient of torch 2.13 writes beyond its
+            # With strides over fewer than 8 channels, the gradient of torch 2.13 writes beyond its
             # arrays on a CPU with AVX2.
             inputs, strides = sampled(inputs, strides, self.data_format), 1
         convolve = functools.partial(
@@ -123,14 +122,14 @@ class PaddedConv2D(keras.layers.Conv2D):
             inputs = pad_sides(inputs, self.pad, self.data_format)
         outputs = self.convolution_op(inputs, self.kernel, training)
         if self.groups > 1 and keras.backend.backend() == "tensorflow" and not training:
-            # Without oneDNN, its kernel for a convolution that is followed by a normalisation or
-            # ReLU has no groups (2.21). It does not fuse over this operation, an identity.
+            # Without oneDNN, TensorFlow 2.21's fused kernel for a convolution and the normalisation
+            # or ReLU after it does not support groups. This identity prevents the fusion.
             import tensorflow as tf
 
             outputs = tf.ensure_shape(outputs, outputs.shape)
         if self.use_bias and keras.backend.backend() != "torch":
-            # `ops.add` makes TensorFlow fuse convolution and bias; Keras 3.15 has it add a bias of
-            # shape (1, n, 1, 1) to the last axis, not to the channels, if that is n wide.
+            # `ops.add` lets TensorFlow fuse convolution and bias. But Keras 3.15 adds a bias of
+            # shape (1, n, 1, 1) to the last axis instead of the channels if that has size n.
             first = self.data_format == "channels_first"
             bias = ops.reshape(self.bias, (1, -1, 1, 1) if first else (1, 1, 1, -1))
             outputs = outputs + bias if first else ops.add(outputs, bias)
@@ -144,22 +143,21 @@ class PaddedConv2D(keras.layers.Conv2D):
 
 
 def _lay_filters_first(kernel) -> None:
-    """Lay a kernel of torch in memory as its convolution wants it, the filters first and
-    the channels last; its shape stays.
+    """Store a torch kernel in the memory order of torch's convolution: the filters first
+    and the channels last. The shape does not change.
 
-    Otherwise every convolution copies its kernel, number by number, forwards and
-    backwards: inference of ResNet-50 at batch 1 takes a third longer, training 3 to 15
-    %.
+    Otherwise every convolution copies its kernel element by element, forward and
+    backward: inference of ResNet-50 at batch 1 takes a third longer, training 3 to 15 %.
     """
     kernel.data = kernel.data.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
 
 
 def standardized(kernel, epsilon: float, dtype):
-    """Return `kernel`, less the mean of each filter and over its standard deviation, in
-    `dtype`.
+    """Subtract the mean of each filter, divide by its standard deviation, and return the
+    kernel in `dtype`.
     """
     centred = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
-    # not `ops.moments`, which on torch takes the square of the mean from the mean of the squares
+    # not `ops.moments`, which on torch subtracts the squared mean from the mean of the squares
     variance = ops.mean(ops.square(centred), axis=(0, 1, 2), keepdims=True)
     return ops.cast(centred * ops.rsqrt(variance + epsilon), dtype)
 
@@ -167,14 +165,14 @@ def standardized(kernel, epsilon: float, dtype):
 @keras.saving.register_keras_serializable("keras_preact")
 class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
     """Max pooling that pads `(pool_size - 1) / 2` on every side, with minus infinity as
-    Torch does. A `pool_size` of 2 pads nothing at the top and left, and at the bottom and
-    right what the last window lacks.
+    Torch does. With a `pool_size` of 2 it pads only the bottom and right, as much as the
+    last window needs.
 
     Args:
         pool_size, strides: Arguments of `keras.layers.MaxPooling2D`; the size is 2 or
             odd.
-        zeros: Whether to pad with zeros, which hide negative values at the edge: the
-            TF-slim networks do. For an odd `pool_size`.
+        zeros: Whether to pad with zeros, as the TF-slim networks do; zeros hide
+            negative values at the edge. For an odd `pool_size`.
         **kwargs: Arguments of `keras.layers.MaxPooling2D`, except `padding`.
 
     Input and output: as `PaddedConv2D`, with the channels unchanged.
@@ -184,7 +182,7 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
         kwargs.pop("padding", None)
         super().__init__(pool_size, strides, **kwargs)
         self.zeros = zeros
-        # "same" at size 3 and stride 2 would pad an even map at the bottom and right alone
+        # "same" at size 3 and stride 2 would pad an even map only at the bottom and right
         self.padding = "same" if self.pool_size[0] == 2 else "valid"
         self.pad: int = 0 if self.padding == "same" else self.pool_size[0] // 2
 
@@ -195,14 +193,14 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
         backend, last = keras.backend.backend(), self.data_format == "channels_last"
         if backend == "torch" and not isinstance(padded, keras.KerasTensor):
             return self._on_torch(padded)
-        of_pairs = self.pool_size == self.strides == (2, 2) and last
-        if backend == "jax" and of_pairs and padded.shape[1] % 2 == padded.shape[2] % 2 == 0:
+        pools_pairs = self.pool_size == self.strides == (2, 2) and last
+        if backend == "jax" and pools_pairs and padded.shape[1] % 2 == padded.shape[2] % 2 == 0:
             return _maximum_of_pairs(padded)
         return super().call(padded)
 
     def _on_torch(self, padded):
-        """Pool as torch does it: with Keras 3.15, which copies the map into torch's default
-        layout, it takes seven times as long.
+        """Pool with torch's own function. Keras 3.15 copies the map into torch's default
+        layout and takes seven times as long.
         """
         from torch.nn import functional
 
@@ -221,8 +219,10 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
 
 
 def _maximum_of_pairs(x):
-    """Return the largest values of 2 x 2 pixels; on JAX, with the gradient, in a third
-    to a seventh of the time of its windows. Equal pixels share the gradient.
+    """Return the maximum of every 2 x 2 pixels. Equal pixels share the gradient.
+
+    On JAX this takes, with the gradient, a third to a seventh of the time of JAX's
+    window reduction.
     """
     height, width, channels = x.shape[1:]
     rows = ops.reshape(x, (-1, height // 2, 2, width // 2, 2 * channels))
@@ -232,18 +232,18 @@ def _maximum_of_pairs(x):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class BinomialPooling2D(keras.Layer):
-    """Averages over a square window with binomial weights, at a stride: the map is
-    smoothed before it is sampled.
+    """Averages over square windows with binomial weights, at a stride. This smooths the
+    map before it is sampled.
 
     Args:
         size: Pixels along a side of the window. 2 is average pooling, with the weights
             (1, 1) / 2; 3 is a blur with (1, 2, 1) / 4.
-        strides: Step.
+        strides: Stride of the windows.
         data_format: `"channels_last"` or `"channels_first"`.
 
     A constant map stays as it is: at the edge a window of 2 averages the pixels that it
     has, and a window of 3 mirrors the map around its outermost pixels, so a map needs at
-    least 2 pixels a side.
+    least 2 pixels per side.
 
     Input and output: as `PaddedConv2D`, with the channels unchanged.
     """
@@ -267,8 +267,8 @@ class BinomialPooling2D(keras.Layer):
         return ops.average_pool(x, 2, self.strides, "valid", self.data_format)
 
     def _on_torch(self, x):
-        """Pool as torch does it: Keras 3.15, which copies the map into torch's default
-        layout, takes 7 to 15 times as long.
+        """Pool with torch's own function. Keras 3.15 copies the map into torch's default
+        layout and takes 7 to 15 times as long.
         """
         from torch.nn import functional
 
@@ -319,8 +319,8 @@ def pad_sides(
 
 
 def _with_channels_first(function: Callable, images, data_format: str):
-    """Apply a function of torch, which takes the channels first, to images. Nothing is
-    copied: what torch calls the memory format channels_last has the channels last.
+    """Apply a torch function that takes the channels first. Nothing is copied: the
+    permuted images have torch's memory format channels_last.
     """
     if data_format == "channels_first":
         return function(images)
@@ -328,14 +328,14 @@ def _with_channels_first(function: Callable, images, data_format: str):
 
 
 def _whole_pairs(images, strides: int):
-    """Repeat the last row and column of torch's images, channels first, if the last
-    window of 2 x 2 pixels lacks them; no maximum and no average changes.
+    """Repeat the last row and column of torch images, channels first, if the last window
+    of 2 x 2 pixels needs them. This changes no maximum and no average.
     """
     from torch.nn import functional
 
-    lacks = [max(0, (-(-size // strides) - 1) * strides + 2 - size) for size in images.shape[2:]]
-    sides = (0, lacks[1], 0, lacks[0])
-    return functional.pad(images, sides, "replicate") if any(lacks) else images
+    missing = [max(0, (-(-size // strides) - 1) * strides + 2 - size) for size in images.shape[2:]]
+    sides = (0, missing[1], 0, missing[0])
+    return functional.pad(images, sides, "replicate") if any(missing) else images
 
 
 def sampled(images, strides: int, data_format: str):
@@ -349,18 +349,18 @@ def sampled(images, strides: int, data_format: str):
     if keras.backend.backend() != "tensorflow":
         return images[:, ::strides, ::strides]
     # Averages of one pixel: TensorFlow 2.21's strided slice with its gradient takes 5 to 10 times
-    # as long (25 and 3.3 ms for a map of 8 x 56 x 56 x 256 in bfloat16). The others slice faster.
+    # as long (25 and 3.3 ms for a map of 8 x 56 x 56 x 256 in bfloat16). On the other backends the
+    # slice is faster.
     return ops.average_pool(images, 1, strides, "valid", data_format)
 
 
 def strided_shape(
     shape: tuple, strides: int, data_format: str, channels: int | None = None
 ) -> tuple:
-    """Return the shape after a step of `strides` (an image's size divided by it,
-    rounded up) into `channels`.
+    """Return the output shape of a layer with these `strides` and output `channels`.
 
-    A shape that is not an image's keeps its sizes; without `channels` their number
-    stays.
+    The height and width of images are divided by `strides` and rounded up; other shapes
+    keep their sizes. None for `channels` keeps their number.
     """
     axis = channel_axis(data_format, len(shape))
     new = list(shape)

@@ -5,7 +5,7 @@ import numpy as np
 
 #: Added to every variance, for images whose pixels were normalised to a variance of about 1.
 EPSILON = 5e-4
-#: Images whose patches are in memory at a time.
+#: Number of images to process at a time; their patches are in memory together.
 CHUNK = 256
 
 
@@ -16,12 +16,13 @@ def whitened_channels(kernel_size: int, channels: int) -> int:
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Whitening2D(keras.layers.Conv2D):
-    """A convolution whose channels are the principal components of small patches, each
-    with a variance of 1, and the same components with the sign changed.
+    """A convolution that projects small patches onto their principal components, scaled
+    to a variance of 1. Each component appears twice, once with each sign.
 
     Its kernel is not trained: `adapt` computes it from images. Before that it is random.
-    Neighbouring pixels are nearly equal, so that a network spends much of a short
-    training on their differences; here these have the same variance as the mean.
+    Neighbouring pixels are nearly equal, so a network spends much of a short training
+    on their differences. After whitening, the differences have the same variance as the
+    mean.
 
     Args:
         kernel_size: Height and width of the patches.
@@ -47,7 +48,7 @@ class Whitening2D(keras.layers.Conv2D):
     """
 
     def __init__(self, kernel_size: int = 2, **kwargs):
-        for name in ("filters", "strides", "padding", "use_bias"):  # a config holds them
+        for name in ("filters", "strides", "padding", "use_bias"):  # a config contains them
             kwargs.pop(name, None)
         kwargs.setdefault("trainable", False)
         super().__init__(None, kernel_size, use_bias=False, **kwargs)
@@ -70,7 +71,8 @@ class Whitening2D(keras.layers.Conv2D):
         images = np.asarray(images, "float32")
         if images.ndim != 4:
             raise ValueError(
-                f"`images` must have 4 dimensions, with the batch. Received: shape={images.shape}"
+                f"`images` must have 4 dimensions, including the batch. Received: "
+                f"shape={images.shape}"
             )
         if not self.built:
             self.build(images.shape)
@@ -79,8 +81,8 @@ class Whitening2D(keras.layers.Conv2D):
         channels = self.kernel.shape[2]
         if not len(images) or images.shape[-1] != channels or not np.isfinite(images).all():
             raise ValueError(
-                f"`images` must be at least one image of {channels} channels, in finite numbers. "
-                f"Received: shape={images.shape}"
+                f"`images` must contain at least one image, with {channels} channels and finite "
+                f"values. Received: shape={images.shape}"
             )
         size = self.kernel_size[0]
         count, total, products = 0, 0.0, 0.0
@@ -97,8 +99,8 @@ class Whitening2D(keras.layers.Conv2D):
         mean = total / count
         variances, components = np.linalg.eigh(products / count - np.outer(mean, mean))
         # the sign of a component is arbitrary, and may differ between machines
-        places = np.abs(components).argmax(axis=0)
-        components = components * np.sign(components[places, np.arange(len(places))])
+        largest = np.abs(components).argmax(axis=0)
+        components = components * np.sign(components[largest, np.arange(len(largest))])
         # the largest first; rounding can leave the smallest below 0
         scaled = (components / np.sqrt(np.maximum(variances, 0) + EPSILON))[:, ::-1]
         kernel = np.concatenate([scaled, -scaled], axis=1)
