@@ -1,5 +1,5 @@
-"""Derivatives of functions of tensors, alike on the three backends. Nothing here
-changes a variable.
+"""Derivatives of functions of tensors, with one interface for the three backends.
+Nothing here changes a variable.
 """
 
 import contextlib
@@ -10,8 +10,8 @@ from keras import ops
 
 
 def compiled(function: Callable) -> Callable:
-    """Return `function` of tensors compiled where the backend has a compiler, for what
-    is called more than once.
+    """Return `function` of tensors, compiled if the backend has a compiler. Use it for
+    functions that are called more than once.
     """
     pure = _without_side_effects(function)
     if keras.backend.backend() == "jax":
@@ -26,8 +26,8 @@ def compiled(function: Callable) -> Callable:
 
 
 def without_gradients() -> contextlib.AbstractContextManager:
-    """Return a context in which PyTorch keeps nothing for gradients; the other backends
-    do so only where they are asked.
+    """Return a context in which PyTorch keeps nothing for gradients. The other backends
+    keep it only on request.
     """
     if keras.backend.backend() != "torch":
         return contextlib.nullcontext()
@@ -39,39 +39,40 @@ def without_gradients() -> contextlib.AbstractContextManager:
 def value_and_gradients(
     function: Callable, arrays: Sequence, variables: Sequence[keras.Variable] = ()
 ):
-    """Return what `function(*arrays)` returns, and the gradients of its value.
+    """Return the outputs of `function(*arrays)`, and the gradients of its value.
 
     Args:
-        function: Returns a scalar and anything else, nested lists of tensors.
-        arrays: Tensors or arrays; their gradients are wanted.
-        variables: Their gradients are wanted too.
+        function: Function that returns its value, a scalar, and auxiliary outputs,
+            nested lists of tensors.
+        arrays: Tensors or arrays to compute gradients for.
+        variables: Variables to compute gradients for.
 
     Returns:
-        `(value, rest, gradients of the arrays, gradients of the variables)`; zeros
-        where nothing depends on one.
+        `(value, auxiliary outputs, gradients of the arrays, gradients of the
+        variables)`. A gradient is zero if the value does not depend on its tensor.
     """
     arrays = [ops.convert_to_tensor(array) for array in arrays]
     values = [ops.convert_to_tensor(variable.value) for variable in variables]
 
-    def of_all(*tensors):
+    def pure(*tensors):
         with keras.StatelessScope(list(zip(variables, tensors[len(arrays) :], strict=True))):
             return function(*tensors[: len(arrays)])
 
-    value, rest, gradients = _GRADIENTS[keras.backend.backend()](of_all, [*arrays, *values])
-    return value, rest, gradients[: len(arrays)], gradients[len(arrays) :]
+    value, aux, gradients = _GRADIENTS[keras.backend.backend()](pure, [*arrays, *values])
+    return value, aux, gradients[: len(arrays)], gradients[len(arrays) :]
 
 
 def hvp(function: Callable, variables: Sequence[keras.Variable], vectors: Sequence) -> list:
-    """Return the Hessian of `function()`, a scalar, with respect to variables, times
-    vectors of their shapes.
+    """Return the product of a Hessian and `vectors`. The Hessian is of the scalar
+    `function()` with respect to `variables`; the vectors have the variables' shapes.
     """
     values = [ops.convert_to_tensor(variable.value) for variable in variables]
 
-    def of_values(*tensors):
+    def pure(*tensors):
         with keras.StatelessScope(list(zip(variables, tensors, strict=True))):
             return function()
 
-    return _HVP[keras.backend.backend()](of_values, values, list(vectors))
+    return _HVP[keras.backend.backend()](pure, values, list(vectors))
 
 
 def vjp(function: Callable, x) -> tuple:
@@ -82,7 +83,7 @@ def vjp(function: Callable, x) -> tuple:
 
 
 def jvp(function: Callable, x, tangent):
-    """Return `J tangent`, of the shape of `function(x)`."""
+    """Return `J tangent`, with the shape of `function(x)`."""
     x = ops.convert_to_tensor(x)
     return _JVP[keras.backend.backend()](
         _without_side_effects(function), x, ops.convert_to_tensor(tangent, x.dtype)
@@ -102,10 +103,10 @@ def _gradients_tensorflow(function, tensors):
 
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(tensors)
-        value, rest = function(*tensors)
+        value, aux = function(*tensors)
     return (
         value,
-        rest,
+        aux,
         tape.gradient(value, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO),
     )
 
@@ -113,10 +114,10 @@ def _gradients_tensorflow(function, tensors):
 def _gradients_jax(function, tensors):
     import jax
 
-    (value, rest), gradients = jax.value_and_grad(lambda tensors: function(*tensors), has_aux=True)(
+    (value, aux), gradients = jax.value_and_grad(lambda tensors: function(*tensors), has_aux=True)(
         tensors
     )
-    return value, rest, gradients
+    return value, aux, gradients
 
 
 def _gradients_torch(function, tensors):
@@ -124,11 +125,11 @@ def _gradients_torch(function, tensors):
 
     tensors = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     with torch.enable_grad():
-        value, rest = function(*tensors)
+        value, aux = function(*tensors)
         gradients = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
     return (
         value.detach(),
-        keras.tree.map_structure(lambda tensor: tensor.detach(), rest),
+        keras.tree.map_structure(lambda tensor: tensor.detach(), aux),
         list(gradients),
     )
 
@@ -203,14 +204,14 @@ def _graph_torch(function, x):
     x = x.detach().clone().requires_grad_()
     with torch.enable_grad():
         y = function(x)
-        return x, y + x[:0].sum().to(y.dtype)  # 0, and a way to x where nothing depends on it
+        return x, y + x[:0].sum().to(y.dtype)  # adds 0, so that y always depends on x
 
 
 def _jvp_tensorflow(function, x, tangent):
     import tensorflow as tf
 
-    # The gradient of `u -> J^T u`, which is linear. TensorFlow 2.21's forward mode gives wrong
-    # values through a tf.while_loop.
+    # J v is the gradient of `u -> J^T u`, which is linear. TensorFlow 2.21's forward mode gives
+    # wrong values through a tf.while_loop.
     zero = tf.UnconnectedGradients.ZERO
     with tf.GradientTape(watch_accessed_variables=False) as outer:
         with tf.GradientTape(watch_accessed_variables=False) as inner:
@@ -225,9 +226,9 @@ def _jvp_tensorflow(function, x, tangent):
         )
     except NotImplementedError as error:  # tf.recompute_grad has no second derivative
         raise ValueError(
-            "TensorFlow has no J v through what is computed again for the gradient. Received: a "
-            "function with remat. Take the same weights without: `kp.models.unstack(model)`, or "
-            "a `UnitStack` with remat=False"
+            "TensorFlow cannot compute J v of a function with rematerialisation. Received: a "
+            "function with remat. Use the same weights without remat: "
+            "`kp.models.unstack(model)`, or a `UnitStack` with remat=False"
         ) from error
 
 
@@ -240,8 +241,8 @@ def _jvp_jax(function, x, tangent):
 def _jvp_torch(function, x, tangent):
     import torch
 
-    # As on TensorFlow. The first call of PyTorch 2.13's forward mode warns of the deprecated
-    # TorchScript that it is made with.
+    # As on TensorFlow, because the first call of PyTorch 2.13's forward mode warns that it uses
+    # the deprecated TorchScript.
     x, y = _graph_torch(function, x)
     cotangent = torch.zeros_like(y, requires_grad=True)
     [pulled] = torch.autograd.grad(y, x, cotangent, create_graph=True)

@@ -1,9 +1,9 @@
 """Loops over stacked tensors on each backend.
 
 A step is a function `(carry, slices) -> (carry, outputs)`. A loop of n steps takes
-tensors with a leading axis of n and gives each step its slices; it returns the last
-carry and, with such an axis again, what the steps returned. Slices and outputs are
-nested structures of tensors.
+tensors with a leading axis of n and gives each step its slices. It returns the last
+carry and the outputs of all steps, stacked along a leading axis of n. Slices and
+outputs are nested structures of tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from keras import ops, tree
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
-#: Backends that have a loop whose body is traced and compiled once.
+#: Backends with a loop that traces and compiles its body once.
 SCAN_BACKENDS = ("jax", "tensorflow")
 
 
@@ -32,16 +32,15 @@ def repeat(
     """Run `step` for each slice in turn.
 
     Args:
-        step: The step.
-        carry: What the first step gets, one tensor.
+        step: Function `(carry, slices) -> (carry, outputs)`.
+        carry: Carry of the first step, one tensor.
         stacked: A structure of tensors with a leading axis of `length`.
         length: Number of steps.
-        outputs: A structure of `keras.KerasTensor`: shape and dtype of what a step
-            returns beside its carry. A loop does not need it.
+        outputs: A structure of `keras.KerasTensor`: shape and dtype of a step's
+            outputs. A loop without remat does not need it.
         execution: `"scan"` or `"loop"`.
-        remat: Steps per segment whose inside is recomputed for the gradient; 0 for
-            none.
-        unroll: Steps in the body of a scan.
+        remat: Number of steps per rematerialised segment; 0: no rematerialisation.
+        unroll: Number of steps in the body of a scan.
     """
     returned: list = []
     specs = [(spec.shape, spec.dtype) for spec in tree.flatten(outputs)]
@@ -72,7 +71,7 @@ def repeat(
 
 
 def _remat(segment: Step, outputs: Sequence) -> Step:
-    """Return `segment` as one whose inside is computed again for the gradient."""
+    """Return `segment` with rematerialisation: the gradient recomputes its inside."""
     if keras.backend.backend() != "tensorflow":
         return keras.remat(segment)
     import tensorflow as tf
@@ -85,10 +84,10 @@ def _remat(segment: Step, outputs: Sequence) -> Step:
             tf.cast(result, tf.float64) if result.dtype.is_integer else result for result in results
         ]
 
-    computed_again = keras.remat(in_floats)
+    recomputed = keras.remat(in_floats)
 
     def run(carry, rows):
-        carry, results = computed_again(carry, rows)
+        carry, results = recomputed(carry, rows)
         return carry, [
             tf.cast(result, dtype) for result, (_, dtype) in zip(results, outputs, strict=True)
         ]
@@ -97,8 +96,8 @@ def _remat(segment: Step, outputs: Sequence) -> Step:
 
 
 def _in_segments(run: Callable, segment: Step, size: int, carry, stacked, length, outputs):
-    """`run` the `segment`, which takes slices of up to `size` steps, until all `length`
-    steps are done.
+    """Do all `length` steps in segments: `run` calls `segment` for whole segments of
+    `size` steps, and a last call does the remaining steps.
     """
     whole = length // size
     ends = whole * size
@@ -106,19 +105,21 @@ def _in_segments(run: Callable, segment: Step, size: int, carry, stacked, length
     segments_outputs = [((size, *shape), dtype) for shape, dtype in outputs]
     results: list = []
     if whole:
-        carry, parts = run(segment, carry, rows, whole, segments_outputs)
-        results = [ops.reshape(part, (ends, *ops.shape(part)[2:])) for part in parts]
+        carry, segment_results = run(segment, carry, rows, whole, segments_outputs)
+        results = [
+            ops.reshape(tensor, (ends, *ops.shape(tensor)[2:])) for tensor in segment_results
+        ]
     if ends < length:
-        carry, rest = segment(carry, [tensor[ends:] for tensor in stacked])
+        carry, last = segment(carry, [tensor[ends:] for tensor in stacked])
         results = (
-            [ops.concatenate(pair) for pair in zip(results, rest, strict=True)] if whole else rest
+            [ops.concatenate(pair) for pair in zip(results, last, strict=True)] if whole else last
         )
     return carry, results
 
 
 def _loop(step: Step, carry, stacked: list, length: int, outputs: Sequence):
-    """As many copies of `step` in the graph as there are slices; `outputs` is for a
-    scan alone.
+    """Loop in Python: the graph has one copy of `step` per slice. Only a scan needs
+    `outputs`.
     """
     rows = [_unstack(tensor, length) for tensor in stacked]
     results = []
@@ -137,7 +138,7 @@ def _unstack(tensor, length: int) -> list:
 
 
 def _scan(step: Step, carry, stacked: list, length: int, outputs: Sequence):
-    """One copy of `step` in the graph."""
+    """Loop on the device: the graph has one copy of `step`."""
     if keras.backend.backend() == "tensorflow":
         return _scan_tensorflow(step, carry, stacked, length, outputs)
     import jax
@@ -146,7 +147,7 @@ def _scan(step: Step, carry, stacked: list, length: int, outputs: Sequence):
 
 
 def _scan_tensorflow(step, carry, stacked, length, outputs):
-    """As `keras.ops.scan`, which fails on TensorFlow where outputs differ in shape."""
+    """Scan. `keras.ops.scan` fails on TensorFlow if the outputs differ in shape."""
     import tensorflow as tf
 
     # Slices come from TensorArrays: the gradient of indexing a tensor in a loop is a sum of n

@@ -1,16 +1,16 @@
-"""Convolutions as matrix products, where those are faster: 1x1 kernels, and any inside
-a loop on a CPU.
+"""Convolutions as matrix products. They are faster for 1x1 kernels, and for all kernels
+inside a loop on a CPU.
 
-XLA compiles the gradients of a convolution inside a loop for a CPU to code that is
-several times slower than outside of one.
+For a CPU, XLA compiles the gradients of a convolution inside a loop to code that is
+several times slower than outside a loop.
 """
 
 from keras import ops
 
 
 def convolve(images, kernel, groups: int = 1, dilation: int = 1):
-    """Convolve at stride 1 with zeros around: for every element of the kernel, the
-    images moved by it times its matrix.
+    """Convolve at stride 1 with zero padding: shift the images for every element of the
+    kernel, multiply them by its matrix, and sum the products.
 
     Args:
         images: `(batch, height, width, channels)`.
@@ -42,7 +42,7 @@ def multiply(images, matrix, groups: int = 1):
     groups, filters)`.
     """
     shape = (-1, *ops.shape(images)[1:-1])
-    if groups == 1:  # of two dimensions: TensorFlow would multiply image by image
+    if groups == 1:  # in two dimensions; otherwise TensorFlow multiplies image by image
         rows = ops.reshape(images, (-1, images.shape[-1]))
         return ops.reshape(ops.matmul(rows, matrix), (*shape, matrix.shape[1]))
     grouped = ops.reshape(images, (*shape, groups, matrix.shape[0]))

@@ -1,8 +1,8 @@
-"""Pipelines of TensorFlow's tf.data: parallel by fixed numbers, without autotuning.
+"""Pipelines of tf.data with fixed parallelism and without autotuning.
 
 An iterator of tf.data with autotuning waits in its destructor for a thread that may
 sleep for up to a minute, and holds Python's lock meanwhile. The garbage collector can
-start that at any moment: a training would freeze.
+call the destructor at any moment, and training would freeze.
 """
 
 import os
@@ -13,13 +13,13 @@ import numpy as np
 
 #: Images that a pipeline decodes and augments at the same time.
 CALLS = os.cpu_count() or 1
-#: Batches that are ready before they are asked for.
+#: Number of batches to prepare in advance.
 PREFETCHED = 2
 
 
 def untuned(dataset):
-    """Return a tf.data.Dataset without autotuning. Each process reads all of it: its rows
-    are the process's already.
+    """Return a tf.data.Dataset without autotuning or sharding. It must have only the
+    rows of this process already.
     """
     import tensorflow as tf
 
