@@ -1,5 +1,5 @@
 """Transfer learning with a trained network: features, changed copies, new classifiers,
-frozen parts, rates by layer, calibrated probabilities.
+frozen layers, learning rates per stage, calibrated probabilities.
 """
 
 from keras_preact.models.copies import changed_copy, reset_classifier

@@ -1,4 +1,4 @@
-"""The places of a network by name: stem, units, stages and head, stacked or not."""
+"""Look up the places in a network by name: stem, units, stages and head."""
 
 from keras_preact import _checks
 from keras_preact.models.base import UnitNetwork, check_network
@@ -14,15 +14,15 @@ def stage_of(unit_name: str) -> str:
 
 
 def ends(model: UnitNetwork) -> dict[str, Segment]:
-    """Return the name of each unit and stage, in order, with the layer that ends it."""
+    """Return the last segment of each unit and stage, by name and in order."""
     check_network(model)
-    found: dict[str, Segment] = {}
+    last_segments: dict[str, Segment] = {}
     for segment in model.segments:
         names = unit_names(segment)
         stage = stage_of(names[-1])
-        found.pop(stage, None)  # a stage follows its last unit
-        found |= {**dict.fromkeys(names, segment), stage: segment}
-    return found
+        last_segments.pop(stage, None)  # moves the stage after its last unit
+        last_segments |= {**dict.fromkeys(names, segment), stage: segment}
+    return last_segments
 
 
 def stages(model: UnitNetwork) -> list[str]:
@@ -30,21 +30,21 @@ def stages(model: UnitNetwork) -> list[str]:
 
 
 def lookup(model: UnitNetwork, name: object, argument: str, more: tuple[str, ...] = ()) -> str:
-    """Return `name` if the network has such a place.
+    """Return `name` if it names a place in the network.
 
     Raises:
-        ValueError: for another name; the message has the nearest ones.
+        ValueError: for another name; the message lists the nearest ones.
     """
     known = ["stem", *ends(model), "head", *more]
     return _checks.lookup(dict(zip(known, known, strict=True)), name, argument)
 
 
 def last_layer(model: UnitNetwork, name: object, argument: str) -> int:
-    """Return the number, in `model.layers`, of the last layer of a place.
+    """Return the index in `model.layers` of the last layer of a place.
 
     Raises:
-        ValueError: for an unknown place, and for a unit that is not the last one of its
-            stack.
+        ValueError: for an unknown place, and for a unit that is not the last unit of
+            its stack.
     """
     place = lookup(model, name, argument)
     names = [layer.name for layer in model.layers]

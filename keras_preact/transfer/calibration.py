@@ -10,17 +10,17 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return the temperature T for which `softmax(logits / T)` has the lowest
     cross-entropy.
 
-    T is above 1 for a network that is too sure, and below 1 for one that is not sure
-    enough, such as one trained with label smoothing. It changes no prediction.
+    T is above 1 for an overconfident network, and below 1 for an underconfident one,
+    such as one trained with label smoothing. It changes no prediction.
 
     Args:
         logits: Logits of held-out images, `(images, classes)`.
         labels: Their classes, integers `(images,)`.
 
     Raises:
-        ValueError: for logits that are not finite, labels of another shape or range, and
-            if no temperature is the best: every image is classified correctly, or the
-            logits say less than nothing about the labels.
+        ValueError: for logits that are not finite, for labels of another shape or range,
+            and if no temperature is the best. That is the case if all images are
+            classified correctly, or no better than by chance.
 
     Example:
 
@@ -45,16 +45,16 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
             f"{labels.dtype} from {labels.min()} to {labels.max()}"
         )
     logits = logits - logits.max(axis=1, keepdims=True)
-    of_labels = logits[np.arange(len(labels)), labels].mean()
+    label_logit = logits[np.arange(len(labels)), labels].mean()
 
     def slope(scale: float) -> float:
         """Derivative of the cross-entropy of `scale * logits`, which is convex."""
-        shares = np.exp(scale * logits)
-        return ((shares * logits).sum(axis=1) / shares.sum(axis=1)).mean() - of_labels
+        exponentials = np.exp(scale * logits)
+        return ((exponentials * logits).sum(axis=1) / exponentials.sum(axis=1)).mean() - label_logit
 
-    if of_labels == 0 or slope(0.0) >= 0:
+    if label_logit == 0 or slope(0.0) >= 0:
         raise ValueError(
-            "No temperature is the best: use more held-out images. Received: "
+            "No temperature has the lowest cross-entropy: use more held-out images. Received: "
             f"{len(labels)} images, all classified correctly or no better than by chance"
         )
     low, high = 0.0, 1.0
@@ -67,14 +67,14 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def apply_temperature(model: UnitNetwork, temperature: float) -> UnitNetwork:
-    """Return a copy of a network whose logits are divided by a temperature.
+    """Return a copy of a network with logits that are divided by a temperature.
 
     The kernel and the bias of its classifier are divided, so every file and export of
     the copy has calibrated probabilities.
 
     Args:
         model: A network of residual units with a classifier. It stays as it is.
-        temperature: Positive number, such as `fit_temperature` returns.
+        temperature: Positive number, such as the result of `fit_temperature`.
 
     Raises:
         ValueError: for a network without a classifier, and a temperature that is not

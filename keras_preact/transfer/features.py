@@ -13,8 +13,8 @@ from keras_preact.transfer import _places
 def feature_extractor(
     model: UnitNetwork, outputs: Sequence[str | int] | None = None
 ) -> keras.Model:
-    """Return a model that shares the network's layers and returns the features of
-    places.
+    """Return a model that shares the network's layers and returns the features of some
+    places in it.
 
     The features of stages and units are x_l, the output of their last unit. In a
     pre-activation network they are raw: normalisation and ReLU are in the next unit's
@@ -22,8 +22,8 @@ def feature_extractor(
     the network's last normalisation and ReLU. In the original arrangement, the ReLU
     follows the addition, and x_l is activated.
 
-    Places, with their height and width as shares of the input's, for an ImageNet
-    network and for a CIFAR network:
+    The places, with the ratio of their height and width to the input's, in an ImageNet
+    network and in a CIFAR network:
 
         stem     1/4                    1      what the first unit reads
         stage1   1/4                    1      x of the stage's last unit
@@ -33,10 +33,10 @@ def feature_extractor(
         head     as the last stage             after the last normalisation and activation
         pool     -                      -      the embedding, `(batch, channels)`
 
-    and `stage3_unit2`, a unit, also inside a stack. Uneven sizes are rounded up, and
-    the channels are where `data_format` has them. With `strided_unit="last"`, as in
-    keras.applications, a stage ends with the unit that shrinks its map: stage1 is at
-    1/8, and its last unit but one at 1/4.
+    A unit such as `stage3_unit2` is a place too, also inside a stack. Uneven sizes are
+    rounded up. The axis of the channels follows `data_format`. With
+    `strided_unit="last"`, as in keras.applications, a stage ends with the unit that
+    shrinks its map: stage1 is at 1/8, and its last unit but one at 1/4.
 
     Args:
         model: A network of residual units. It stays as it is; training one of the two
@@ -45,11 +45,11 @@ def feature_extractor(
             the first stage, -1 the last one. None: all stages.
 
     Returns:
-        A model whose output is a dictionary of tensors by the names of their places;
-        take them by name, not by order.
+        A model that returns a dictionary from the name of each place to its tensor. Use
+        the names, not the order.
 
     Raises:
-        ValueError: for a place that the network does not have; the message has the
+        ValueError: for a place that the network does not have; the message lists the
             nearest ones.
 
     Example:
@@ -63,8 +63,8 @@ def feature_extractor(
     {'stage1': (2, 32, 32, 16), 'stage3': (2, 8, 8, 64), 'pool': (2, 64)}
     """
     counted = ["stem", *_places.stages(model)]
-    asked = counted[1:] if outputs is None else outputs
-    names = [_name(model, place, counted) for place in asked]
+    requested = counted[1:] if outputs is None else outputs
+    names = [_name(model, place, counted) for place in requested]
     if not names:
         raise ValueError(f"`outputs` must name at least one place. Received: outputs={outputs!r}")
     tensors = _tensors(model, set(names))
@@ -86,24 +86,24 @@ def _name(model: UnitNetwork, place: str | int, counted: list[str]) -> str:
 
 
 def _tensors(model: UnitNetwork, wanted: set[str]) -> dict[str, Any]:
-    """Return the Keras tensors of all places; of units inside a stack only if one of
-    that stack is wanted.
+    """Return the Keras tensors of all places. It includes the units of a stack only if
+    one of them is wanted.
     """
     x = model.first_input
-    found = {"stem": x}
-    again = False  # whether a stack was called once more, for the outputs of its units
+    tensors = {"stem": x}
+    called_again = False  # whether a stack was called again, for the outputs of its units
     for segment, output in zip(model.segments, model.segment_outputs, strict=True):
         names = unit_names(segment)
         if wanted.intersection(names[:-1]):
             units = segment(x, return_outputs=True)
-            found |= {name: units[i] for i, name in enumerate(names)}
-            x, again = found[names[-1]], True
+            tensors |= {name: units[i] for i, name in enumerate(names)}
+            x, called_again = tensors[names[-1]], True
         else:
-            x = segment(x) if again else output
-        found[names[-1]] = found[_places.stage_of(names[-1])] = x
+            x = segment(x) if called_again else output
+        tensors[names[-1]] = tensors[_places.stage_of(names[-1])] = x
     for layer in model.head:
         if layer.name == "head_pool":
-            found["pool"] = layer(x) if again else layer.output
+            tensors["pool"] = layer(x) if called_again else layer.output
         elif layer.name not in _places.AFTER_HEAD:
-            x = layer(x) if again else layer.output
-    return found | {"head": x}
+            x = layer(x) if called_again else layer.output
+    return tensors | {"head": x}

@@ -1,4 +1,4 @@
-"""Frozen parts of a network: everything up to a place, or its batch normalisations."""
+"""Freeze a network: all layers up to a stage or unit, or its batch normalisations."""
 
 import keras
 
@@ -9,11 +9,12 @@ from keras_preact.transfer import _places
 
 
 def freeze(model: UnitNetwork, up_to: str = "head") -> None:
-    """Freeze the network up to and including a place; the rest stays as it is.
+    """Freeze the network up to and including a stem, stage, unit or head. The later
+    layers stay as they are.
 
     Frozen weights do not change in training. Frozen batch normalisations use their
-    moving statistics and do not update them. Compile the model afterwards. Copies,
-    `.keras` files and `reset_classifier` keep what is frozen.
+    moving statistics and do not update them. Compile the model afterwards. Frozen
+    layers stay frozen in copies, in `.keras` files and after `reset_classifier`.
 
     Args:
         model: A network of residual units.
@@ -65,8 +66,9 @@ def unfreeze(model: UnitNetwork) -> None:
 def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
     """Return a copy of the network with frozen batch normalisations.
 
-    For batches so small that their statistics are noise: the normalisations of stem,
-    units and head use their moving statistics in training too, and keep gamma and beta.
+    Use it for batches so small that their statistics are noise. The normalisations of
+    stem, units and head then use their moving statistics in training too, and their
+    gamma and beta do not change.
 
     Args:
         model: A network with batch normalisation, stacked or not. It stays as it is.
@@ -75,7 +77,7 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
         A network of the same class, not compiled, with copies of all weights and seeds.
 
     Raises:
-        ValueError: for another normalisation.
+        ValueError: for a network without batch normalisation.
 
     Example:
 
@@ -87,9 +89,9 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
     check_network(model)
     norm = _normalization(model)
     if not isinstance(norm, keras.layers.BatchNormalization):
-        found = "none" if norm is None else type(norm).__name__
+        received = "none" if norm is None else type(norm).__name__
         raise ValueError(
-            f"The network must have batch normalisation. Received: {model.name!r} with {found}"
+            f"The network must have batch normalisation. Received: {model.name!r} with {received}"
         )
     return changed_copy(
         model, normalization=type(norm).from_config(norm.get_config() | {"trainable": False})
@@ -97,16 +99,16 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
 
 
 def _normalization(model: UnitNetwork) -> keras.Layer | None:
-    """Return a normalisation as the network's, None where it has none."""
-    kind = chains.get_normalization(model.get_config().get("normalization", "none"))
-    return next(iter(chains.normalization(kind, -1, 1, name="norm")), None)
+    """Return a new normalisation like the network's, or None if it has none."""
+    normalization = chains.get_normalization(model.get_config().get("normalization", "none"))
+    return next(iter(chains.normalization(normalization, -1, 1, name="norm")), None)
 
 
-def _freeze_norms(layer: keras.Layer, kind: type[keras.Layer]) -> None:
-    # A stack does not count the unit that it calls among its layers, and unfreezes it in a call.
+def _freeze_norms(layer: keras.Layer, norm_class: type[keras.Layer]) -> None:
+    # A stack does not track the unit that it calls, and unfreezes that unit only in a call.
     pattern = getattr(layer, "pattern", None)
     if pattern is not None:
         pattern.trainable = True
-    for each in (pattern or layer)._flatten_layers():
-        if isinstance(each, kind):
-            each.trainable = False
+    for sublayer in (pattern or layer)._flatten_layers():
+        if isinstance(sublayer, norm_class):
+            sublayer.trainable = False

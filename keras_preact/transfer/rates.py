@@ -5,8 +5,8 @@ from keras_preact.transfer import _places
 
 
 def rate_factors(model: UnitNetwork, decay: float) -> dict[str, float]:
-    """Return the `rate_factors` of `kp.optimizers.CoupledSGD` for a network: 1 for its
-    head, and `decay` times the factor of the next part for each stage and the stem.
+    """Return the `rate_factors` of `kp.optimizers.CoupledSGD` for a network: 1 for the
+    head. Each stage and the stem have `decay` times the factor of the part after them.
 
     The first layers of a trained network are general and need little change for a new
     task; a new classifier needs much.
@@ -16,7 +16,7 @@ def rate_factors(model: UnitNetwork, decay: float) -> dict[str, float]:
         decay: Factor from each part to the one before it, above 0 and at most 1.
 
     Raises:
-        ValueError: for a decay out of range, and a model that is no network of units.
+        ValueError: for a decay out of range, and a model that is not a network of units.
 
     Example:
 
