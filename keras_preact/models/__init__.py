@@ -1,4 +1,4 @@
-"""Functional builders, one file a family, and the registry of named models."""
+"""Builders of functional models, one file per family, and the registry of named models."""
 
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import fast_resnet, resnet_1d, resnet_cifar, wide_resnet

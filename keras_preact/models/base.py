@@ -1,6 +1,4 @@
-"""UnitNetwork: what every network of residual units offers, whatever its units are made
-of.
-"""
+"""UnitNetwork: the base class of all networks of residual units."""
 
 import copy
 import dataclasses
@@ -22,7 +20,7 @@ from keras_preact.units import ResidualUnit
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """Holds what a network must keep without tracking it a second time."""
+    """Attributes of a network that Keras must not track a second time."""
 
     arguments: dict
     segments: list[Segment]
@@ -33,22 +31,24 @@ class _Parts:
 
 
 class UnitNetwork(keras.Model):
-    """A functional model of residual units one after the other, between a stem and a
-    head.
+    """A functional model: a stem, residual units one after the other, and a head.
 
     Args:
         input_shape: Shape without the batch.
         axis: Axis of the channels, or features, in a batch.
-        mean, std: What the inputs are normalised with; None: no such layer.
+        mean, std: Mean and standard deviation that normalise the inputs, numbers or one
+            per channel. If both are None, there is no such layer.
         stem: The layers before the first unit.
         segments: The residual units and stacks of them, in order.
         head: The layers from the last unit to the classifier.
         classes: Outputs of the classifier; None for none.
-        activation: Activation of the classifier, as a layer takes it; None for none.
+        activation: Activation of the classifier, in any form that Keras layers take;
+            None for none.
         kernel: The network's initialiser.
-        policy: The dtype policy. Preprocessing and classifier are in the dtype of its
-            variables.
-        arguments: The arguments of the subclass for the config, without those above.
+        policy: The dtype policy. Preprocessing and classifier compute in its variable
+            dtype.
+        arguments: The arguments of the subclass for the config, without the arguments
+            above.
         name: Name of the model.
 
     Attributes:
@@ -58,8 +58,8 @@ class UnitNetwork(keras.Model):
             model.unit_outputs)` computes them.
         logits: The classifier's output before its activation, a Keras tensor; None
             without a classifier.
-        first_input: What the first segment reads, a Keras tensor.
-        segment_outputs: What each segment returns, Keras tensors.
+        first_input: Input of the first segment, a Keras tensor.
+        segment_outputs: Output of each segment, Keras tensors.
         head: The layers after the last unit, with the classifier.
     """
 
@@ -104,7 +104,7 @@ class UnitNetwork(keras.Model):
             "dtype": keras.dtype_policies.serialize(policy),
         }
         self._parts = _Parts(
-            _without_marks(arguments),
+            _without_shared_ids(arguments),
             list(segments),
             [*head, *top],
             first_input,
@@ -151,15 +151,15 @@ class UnitNetwork(keras.Model):
         return list(self._parts.head)
 
     def probe(self) -> keras.Model:
-        """Return a model with the same layers that has something added to every x_l,
-        and returns every x_l.
+        """Return a model with the same layers that adds tensors to every x_l, and
+        returns every x_l.
 
-        With zeros added, the gradients of the added tensors are the gradients of the
-        x_l, for any loss.
+        If the added tensors are zeros, their gradients are the gradients of the x_l, for
+        any loss.
 
-        Input: `[images, p_1, p_2, ...]`, for every segment a tensor of shape `(units,
-            batch, *shape of x_l)`: what is added to
-        the outputs of its units. A segment is a stack of units or a unit by itself.
+        Input: `[images, p_1, p_2, ...]`, with a tensor of shape `(units, batch, *shape
+            of x_l)` for every segment. It is added to the outputs of the segment's
+            units. A segment is a stack of units or a single unit.
 
         Output: `[output, x_1, x_2, ...]` with the outputs of every segment's units, of
             the same shapes.
@@ -193,8 +193,8 @@ class UnitNetwork(keras.Model):
         return keras.Model([self.inputs[0], *added], [chains.run_chain(self.head, x), *outputs])
 
     def compile(self, *args, jit_compile: bool | str = "auto", **kwargs):
-        """Compile as every Keras model, and warn about a loss that takes logits if the
-        network returns probabilities, or the other way round.
+        """Compile the model as Keras does. Warn if the loss takes logits and the network
+        returns probabilities, or the other way round.
 
         `jit_compile="auto"` uses no XLA for TensorFlow on a CPU, where it is slower.
         """
@@ -210,27 +210,27 @@ class UnitNetwork(keras.Model):
 
     def get_compile_config(self):
         config = super().get_compile_config()
-        # Keras saves what it chose for this backend: torch's choice would have JAX compute without
-        # `jit`, very slowly, and TensorFlow's would have torch compile.
+        # Keras saves its choice for this backend. With torch's choice, JAX would compute without
+        # `jit`, very slowly; with TensorFlow's choice, torch would compile.
         if config and self._jit_is_automatic:
             config["jit_compile"] = "auto"
         return config
 
     def compile_from_config(self, config):
-        # Keras expects this of models with their own `compile`.
+        # Keras requires this method of models that override `compile`.
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
     def fit(self, x=None, y=None, *args, validation_data=None, **kwargs):
-        """Fit as every Keras model.
+        """Fit the model as Keras does.
 
-        If the values of an array, or of the first batch of a `tf.data.Dataset`, are not in
-        the range that the network expects (`kp.models.expected_input`), a warning says
-        so. Labels that no class has are a ValueError.
+        Warn if the values of an array, or of the first batch of a `tf.data.Dataset`, are
+        not in the range that the network expects (`kp.models.expected_input`). Labels
+        without a class raise a ValueError.
         """
         if isinstance(validation_data, tuple):
-            self._check_labels(validation_data[1])  # `evaluate` looks at the rest
+            self._check_labels(validation_data[1])  # `evaluate` checks the images
         else:
             validation_data = self._watched(validation_data)
         self._check_labels(y)
@@ -238,12 +238,12 @@ class UnitNetwork(keras.Model):
         return super().fit(x, y, *args, validation_data=validation_data, **kwargs)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
-        """Evaluate as every Keras model, with the checks of `fit`."""
+        """Evaluate the model as Keras does, with the checks of `fit`."""
         self._check_labels(y)
         return super().evaluate(self._watched(x), y, *args, **kwargs)
 
     def predict(self, x, *args, **kwargs):
-        """Predict as every Keras model, and warn as `fit` does."""
+        """Predict as Keras does, and warn as `fit` does."""
         return super().predict(self._watched(x), *args, **kwargs)
 
     def _watched(self, x):
@@ -254,14 +254,14 @@ class UnitNetwork(keras.Model):
             first_batch.check_labels(y, self.loss, self.logits.shape[-1])
 
     def quantize(self, mode=None, config=None, **kwargs):
-        """Refuse: a file of this network has no place for quantized layers.
+        """Raise an error: a saved network cannot contain quantized layers.
 
         Raises:
             ValueError: always.
         """
         raise ValueError(
-            f"{self.name!r} cannot be quantized: a file of it would not load again, and Keras "
-            "quantizes dense layers alone. Quantize keras.Model(model.input, model.output), or "
+            f"{self.name!r} cannot be quantized: its saved file would not load, and Keras "
+            "quantizes only dense layers. Quantize keras.Model(model.input, model.output), or "
             f"export the network in bfloat16. Received: mode={mode!r}"
         )
 
@@ -283,28 +283,30 @@ class UnitNetwork(keras.Model):
 
 
 def check_network(model: object) -> None:
-    """Refuse what is no network of residual units."""
+    """Raise a ValueError unless `model` is a network of residual units."""
     if not isinstance(model, UnitNetwork):
         raise ValueError(
-            "`model` must be a network of residual units, such as `kp.models` makes. Received: "
-            f"{model!r}"
+            "`model` must be a network of residual units, such as a model of `kp.models`. "
+            f"Received: {model!r}"
         )
 
 
-def _without_marks(config):
-    """Return a config without the marks of shared objects that Keras adds while it
-    loads a file: they are that file's.
+def _without_shared_ids(config):
+    """Return a config without the ids of shared objects that Keras adds while it loads
+    a file: they are valid only for that file.
     """
     if isinstance(config, dict):
         return {
-            key: _without_marks(value) for key, value in config.items() if key != "shared_object_id"
+            key: _without_shared_ids(value)
+            for key, value in config.items()
+            if key != "shared_object_id"
         }
-    return [_without_marks(value) for value in config] if isinstance(config, list) else config
+    return [_without_shared_ids(value) for value in config] if isinstance(config, list) else config
 
 
 def _preprocessing(mean, std, axis: int, channels: int, dtype: str) -> list[keras.Layer]:
-    """Make the layer that turns pixels into `(x - mean) / std`: a list of one, or of
-    none if both are None.
+    """Make the layer that turns pixels into `(x - mean) / std`: a list with one layer,
+    or an empty list if both are None.
     """
     if mean is None and std is None:
         return []
@@ -313,7 +315,7 @@ def _preprocessing(mean, std, axis: int, channels: int, dtype: str) -> list[kera
     for value, argument in ((mean, "mean"), (std, "std")):
         if value.shape not in ((), (1,), (channels,)):
             raise ValueError(
-                f"`{argument}` must be a number or {channels}, one per channel. Received: "
+                f"`{argument}` must be one number or {channels}, one per channel. Received: "
                 f"{argument}={value}"
             )
     if not (std > 0).all():
@@ -327,7 +329,7 @@ def _preprocessing(mean, std, axis: int, channels: int, dtype: str) -> list[kera
 
 
 def _classifier(classes: int, activation, kernel, dtype: str) -> list[keras.Layer]:
-    """Make the layer of the logits, and one of `activation` if that is not None."""
+    """Make the layer of the logits, and an activation layer unless that is None."""
     layers: list[keras.Layer] = [
         keras.layers.Dense(
             classes,

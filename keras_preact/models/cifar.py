@@ -1,5 +1,5 @@
-"""The paper's networks for CIFAR, and what grew out of them: the same for sequences, wide
-residual networks, a network for short training.
+"""The paper's networks for CIFAR, and networks based on them: for sequences, wide residual
+networks, and a network for short training.
 """
 
 from collections.abc import Sequence
@@ -31,19 +31,19 @@ def resnet_cifar(
         depth: Weight layers: `6n+2` with basic blocks (20, 32, 44, 56, 110, 1202),
             `9n+2` with bottlenecks (164, 1001).
         block: `"basic"`, `"bottleneck"` or `"single"` (1-layer skips, `3n+2`). None:
-            the paper's choice, bottlenecks from depth 164 on, basic blocks below, as
-            far as the depth fits.
+            the paper's choice, bottlenecks from depth 164 on and basic blocks below, if
+            the depth fits both.
         width_factor: Multiplies all widths: 16 (stem), 16, 32, 64.
         classes: Outputs of the classifier.
         input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may
             be None.
         **options: Options of `ResidualNetwork` and `ResidualUnit`. `shape_shortcut="auto"` is a
-            projection for bottlenecks and under the shortcut `"conv1x1"`, zero padding
-            (option A) else.
+            projection for bottlenecks and the shortcut `"conv1x1"`, otherwise zero padding
+            (option A).
 
     Raises:
         ValueError: for a depth that fits no n (the message names the two nearest), and
-            as `ResidualUnit`.
+            if `ResidualUnit` raises one.
 
     Example:
 
@@ -86,10 +86,10 @@ def resnet_1d(
         stem: `"sequence"`, or `"sequence_pooled"` for long ones: a convolution of 7 steps
             and a max pooling, which leave a quarter of the length.
         **options: Options of `resnet_cifar`. The maps within the network are `(batch, length, 1,
-            channels)`, so that everything of this package works on them.
+            channels)`, so that all functions of this package work on them.
 
     Raises:
-        ValueError: as `resnet_cifar`.
+        ValueError: if `resnet_cifar` raises one.
 
     Example:
 
@@ -98,7 +98,7 @@ def resnet_1d(
     >>> model.output_shape, tuple(model.units[0].block.kinds)
     ((None, 5), ('3x1 conv', '3x1 conv'))
     """
-    given = {"name": f"resnet{depth}_1d", "dimensions": 1} | options
+    options = {"name": f"resnet{depth}_1d", "dimensions": 1} | options
     return _three_stages(
         depth,
         block,
@@ -106,15 +106,15 @@ def resnet_1d(
         stem=stem,
         classes=classes,
         input_shape=input_shape,
-        **given | {"data_format": "channels_last"},
+        **options | {"data_format": "channels_last"},
     )
 
 
 def _three_stages(
     depth: int, block: str | Block | None, width_factor: float, **options: Any
 ) -> ResidualNetwork:
-    """Return a network of three stages of equal units, with the paper's blocks and changes of
-    the shape unless the options say otherwise.
+    """Return a network of three stages of equal units, with the paper's blocks and
+    shape-changing shortcuts unless the options say otherwise.
     """
     if block is None:
         block, units = _paper_block(depth)
@@ -150,7 +150,7 @@ def wide_resnet(
     wider stages and projections.
 
     Args:
-        depth: `6n+4`: the three projections count (16, 22, 28, 40).
+        depth: `6n+4` (16, 22, 28, 40). The three projections count as layers.
         width_factor: Multiplies the widths 16, 32, 64 of the stages; the stem stays at
             16.
         classes, input_shape, **options: Arguments of `resnet_cifar`; `dropout` is
@@ -158,7 +158,7 @@ def wide_resnet(
 
     Raises:
         ValueError: for a depth that fits no n (the message names the two nearest), and
-            as `ResidualUnit`.
+            if `ResidualUnit` raises one.
 
     Example:
 
@@ -226,16 +226,24 @@ def fast_resnet(
 
 
 def _units_per_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[str, int]:
-    """Return n for each of `blocks` that `depth` fits; if it fits none, raise a
-    ValueError with rules and nearest depths.
+    """Return n for each of `blocks` that `depth` fits. If it fits none, raise a
+    ValueError with the rules and the nearest depths.
     """
-    kinds: dict[str, Any] = {block: _checks.lookup(BLOCKS, block, "block") for block in blocks}
-    if features := [name for name, kind in kinds.items() if not issubclass(kind, Convolutional)]:
+    block_classes: dict[str, Any] = {
+        block: _checks.lookup(BLOCKS, block, "block") for block in blocks
+    }
+    if features := [
+        name
+        for name, block_class in block_classes.items()
+        if not issubclass(block_class, Convolutional)
+    ]:
         raise ValueError(
             f"A network for images has convolutional blocks. Received: block={features[0]!r}"
         )
     # layers that one more unit in each of the three stages adds
-    steps = {block: 3 * len(kind.kernel_sizes) for block, kind in kinds.items()}
+    steps = {
+        block: 3 * len(block_class.kernel_sizes) for block, block_class in block_classes.items()
+    }
     _checks.positive_int(depth, "depth")
     fits = {
         block: (depth - extra) // step

@@ -1,4 +1,4 @@
-"""Copies of a network with something changed: the one way to do it."""
+"""Copies of a network with changed options. All copies are made here."""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -14,26 +14,26 @@ from keras_preact.stacks import UnitStack, check_frozen_together
 
 
 def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) -> UnitNetwork:
-    """Return a new network of the same class and configuration but for `changes`, with
-    the weights of this one.
+    """Return a copy of a network with some options changed and the same weights.
 
-    For changes that keep the weights: images of another size, `data_format`, `dtype`,
-    `dropout`, `stacked`, `execution`, `remat`, the preprocessing (`mean` and `std`).
+    Use it for changes that keep the weights: images of another size, `data_format`,
+    `dtype`, `dropout`, `stacked`, `execution`, `remat`, the preprocessing (`mean` and
+    `std`).
     A layer is frozen if it is frozen in `model`.
 
     Args:
         model: A network of residual units. It stays as it is.
-        new: Names of layers whose weights are drawn anew, and trained: they may have
-            other shapes.
+        new: Names of layers that get new weights and are trainable. The new weights may
+            have other shapes.
         **changes: Entries of the configuration that `model.get_config()` returns.
 
     Returns:
-        A network, not compiled, with copies of the values of all weights, and of the
-        seeds if a layer has as many.
+        A network of the same class, not compiled, with copies of all weights. The seeds
+        of a layer are copied if the new layer has the same number of seeds.
 
     Raises:
-        ValueError: for an option that the configuration does not have, one that gives a
-            layer other weights, or a stack with some frozen units.
+        ValueError: for an option that the configuration does not have, an option that
+            changes the weights of a layer, or a stack with some frozen units.
 
     Example:
 
@@ -48,20 +48,20 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
     config.pop("frozen_layers")
     if unknown := sorted(changes.keys() - config.keys()):
         raise ValueError(
-            f"{model.name} can be changed in {', '.join(sorted(config))}. Received: "
-            f"{', '.join(unknown)}"
+            f"Unknown option. The options of {model.name} are {', '.join(sorted(config))}. "
+            f"Received: {', '.join(unknown)}"
         )
     copy = type(model).from_config(config | changes)
-    values = {name: own for layer in model.layers for name, own in _values(layer).items()}
+    states = {name: state for layer in model.layers for name, state in _states(layer).items()}
     for layer in copy.layers:
         if layer.name not in new:
-            _assign(layer, values)
+            _assign(layer, states)
     return copy
 
 
 def stack(model: UnitNetwork) -> UnitNetwork:
-    """Return the network with the equal units of each stage as one `UnitStack`, with
-    copies of its weights and seeds.
+    """Return a copy of a network with the equal units of each stage as one `UnitStack`.
+    Weights and seeds are copied.
 
     Raises:
         ValueError: if some units of a stage are frozen and others are not.
@@ -77,8 +77,8 @@ def stack(model: UnitNetwork) -> UnitNetwork:
 
 
 def unstack(model: UnitNetwork) -> UnitNetwork:
-    """Return the network with every unit a layer of its own, with copies of its weights
-    and seeds.
+    """Return a copy of a network with every unit as a separate layer. Weights and seeds
+    are copied.
 
     Example:
 
@@ -93,23 +93,24 @@ def unstack(model: UnitNetwork) -> UnitNetwork:
 def _with_stacks(model: UnitNetwork, stacked: bool) -> UnitNetwork:
     if "stacked" not in model.get_config():
         raise ValueError(
-            "Units of one configuration make stacks; a ResidualNetwork has them. Received: "
-            f"{model!r}"
+            "Only a ResidualNetwork can be stacked or unstacked: its units have one "
+            f"configuration. Received: {model!r}"
         )
     return changed_copy(model, stacked=stacked)
 
 
 def reset_classifier(model: UnitNetwork, classes: int, activation: Any = None) -> UnitNetwork:
-    """Return a new network with another classifier and copies of everything else:
-    weights, seeds, what is frozen.
+    """Return a copy of a network with a new classifier. Everything else is copied:
+    weights, seeds, and which layers are frozen.
 
-    The new classifier is drawn as the network's builder draws it, and is trained.
+    The new classifier has the initial weights of the network's builder, and is
+    trainable.
 
     Args:
         model: A network of residual units, stacked or not, with a classifier or
             without. It stays as it is.
-        classes: Classes of the new classifier. 0 for none: the network ends with its
-            pooling and returns the embedding, `(batch, channels)`.
+        classes: Classes of the new classifier. 0: no classifier; the network ends with
+            its pooling and returns the embedding, `(batch, channels)`.
         activation: Activation after the new classifier: None for logits, or
             `"softmax"`, ...
 
@@ -117,8 +118,8 @@ def reset_classifier(model: UnitNetwork, classes: int, activation: Any = None) -
         A network of the same class, not compiled.
 
     Raises:
-        ValueError: for a bad number of classes, a model that is no network of residual
-            units, and one of a class without `include_top` if classes is 0.
+        ValueError: for an invalid number of classes, a model that is not a network of
+            residual units, and, if `classes` is 0, a network without `include_top`.
 
     Example:
 
@@ -134,7 +135,7 @@ def reset_classifier(model: UnitNetwork, classes: int, activation: Any = None) -
     if classes == 0 and not isinstance(classes, bool):
         if not has_top:
             raise ValueError(
-                f"A {type(model).__name__} has a classifier: `classes` must be 1 or more. "
+                f"A {type(model).__name__} always has a classifier: `classes` must be 1 or more. "
                 "Received: classes=0"
             )
         pooling = model.get_config()["pooling"] or "avg"
@@ -146,57 +147,60 @@ def reset_classifier(model: UnitNetwork, classes: int, activation: Any = None) -
     )
 
 
-class _Values(NamedTuple):
-    """What a layer, or a unit of a stack, holds."""
+class _State(NamedTuple):
+    """State of a layer, or of a unit in a stack."""
 
     trainable: bool
     weights: dict[str, np.ndarray]
     seeds: list[np.ndarray]
 
 
-def _values(layer: keras.Layer) -> dict[str, _Values]:
-    """Return the values of a layer, or of each unit of a stack, by name."""
+def _states(layer: keras.Layer) -> dict[str, _State]:
+    """Return the state of a layer, or of each unit in a stack, by name."""
     names, weights, seeds = _variables(layer)
     stacked = isinstance(layer, UnitStack)
 
     def rows(variable: keras.Variable) -> np.ndarray:
-        # a copy: on JAX `fit` gives the arrays of what it trains away
+        # a copy: on JAX, `fit` donates the arrays of the variables that it trains
         array = np.array(ops.convert_to_numpy(variable.value))
         return array if stacked else array[None]
 
     arrays = {path: rows(variable) for path, variable in weights.items()}
-    states = [rows(variable) for variable in seeds]
+    seed_states = [rows(variable) for variable in seeds]
     return {
-        name: _Values(
+        name: _State(
             layer.trainable,
             {path: array[i] for path, array in arrays.items()},
-            [state[i] for state in states],
+            [state[i] for state in seed_states],
         )
         for i, name in enumerate(names)
     }
 
 
-def _assign(layer: keras.Layer, values: dict[str, _Values]) -> None:
-    """Give a layer, or the units of a stack, the values under their names."""
+def _assign(layer: keras.Layer, states: dict[str, _State]) -> None:
+    """Assign the states of the same names to a layer, or to the units of a stack."""
     names, weights, seeds = _variables(layer)
-    if any(name not in values for name in names):
+    if any(name not in states for name in names):
         return
-    given = [values[name] for name in names]
-    check_frozen_together({name: values[name].trainable for name in names})
-    own_axes = 1 if isinstance(layer, UnitStack) else 0
-    wanted = {path: tuple(variable.shape)[own_axes:] for path, variable in weights.items()}
-    shapes = {path: array.shape for path, array in given[0].weights.items()}
-    if shapes != wanted:
-        different = sorted(path for path in shapes | wanted if shapes.get(path) != wanted.get(path))
+    unit_states = [states[name] for name in names]
+    check_frozen_together({name: states[name].trainable for name in names})
+    stack_axes = 1 if isinstance(layer, UnitStack) else 0
+    expected = {path: tuple(variable.shape)[stack_axes:] for path, variable in weights.items()}
+    shapes = {path: array.shape for path, array in unit_states[0].weights.items()}
+    if shapes != expected:
+        different = sorted(
+            path for path in shapes | expected if shapes.get(path) != expected.get(path)
+        )
         raise ValueError(
-            f"The changed network has other weights in {layer.name}: {', '.join(different)}"
+            f"The changes give {layer.name} other weights: {', '.join(different)}. Name this layer "
+            "in `new` to draw new weights for it."
         )
     for path, variable in weights.items():
-        variable.assign(np.reshape([each.weights[path] for each in given], variable.shape))
-    if len(seeds) == len(given[0].seeds):
+        variable.assign(np.reshape([state.weights[path] for state in unit_states], variable.shape))
+    if len(seeds) == len(unit_states[0].seeds):
         for i, seed in enumerate(seeds):
-            seed.assign(np.reshape([each.seeds[i] for each in given], seed.shape))
-    if not given[0].trainable:
+            seed.assign(np.reshape([state.seeds[i] for state in unit_states], seed.shape))
+    if not unit_states[0].trainable:
         layer.trainable = False
 
 
@@ -204,11 +208,11 @@ def _variables(
     layer: keras.Layer,
 ) -> tuple[list[str], dict[str, keras.Variable], list[keras.Variable]]:
     """Return the name of a layer, or the names of a stack's units; the weights by their
-    path below it; and the states of the seeds.
+    path below the layer or unit; and the states of the seeds.
     """
-    names, owner, pairs = [layer.name], layer, [(each, each) for each in layer.variables]
+    names, owner, pairs = [layer.name], layer, [(weight, weight) for weight in layer.variables]
     if isinstance(layer, UnitStack):
         names, owner, pairs = layer.unit_names, layer.pattern, layer.stacked_variables
-    of_owner = {id(weight) for weight in owner.weights}
-    weights = {below(owner, own): variable for own, variable in pairs if id(own) in of_owner}
-    return names, weights, [variable for own, variable in pairs if id(own) not in of_owner]
+    ids = {id(weight) for weight in owner.weights}
+    weights = {below(owner, weight): variable for weight, variable in pairs if id(weight) in ids}
+    return names, weights, [variable for weight, variable in pairs if id(weight) not in ids]

@@ -19,14 +19,15 @@ def dense_resnet(
     layers for its weights.
 
     Args:
-        depth: Weight layers, `2n+2`: one in the stem, n units of two, the classifier.
+        depth: Weight layers, `2n+2`: one in the stem, two in each of n units, and the
+            classifier.
         width: Width of every unit.
         classes: Outputs of the classifier.
         input_shape: `(features,)`.
         **options: Options of `ResidualNetwork` and `ResidualUnit`.
 
     Raises:
-        ValueError: for a depth that fits no n, and as `ResidualUnit`.
+        ValueError: for a depth that fits no n, and if `ResidualUnit` raises one.
 
     Example:
 

@@ -1,5 +1,5 @@
-"""What a network looks at before it computes: the range of the first batch, the labels
-and the loss.
+"""Checks before a network computes: the range of the first batch, the labels and the
+loss.
 """
 
 import inspect
@@ -13,13 +13,13 @@ import numpy as np
 
 from keras_preact.preprocessing import InputRange
 
-#: Rows of an array, or examples of a data set, that are looked at.
+#: Number of examples to check.
 _EXAMPLES = 64
 
 
 def expected_input(model: keras.Model) -> InputRange:
-    """Return what a model expects, from the `Normalization` and `Rescaling` layers that
-    it starts with.
+    """Return the range of inputs that a model expects, from the `Normalization` and
+    `Rescaling` layers that it starts with.
 
     Example:
 
@@ -49,13 +49,13 @@ def expected_input(model: keras.Model) -> InputRange:
 
 def watched(x: Any, expected: InputRange) -> Any:
     """Warn if an array, or the first batch of a `tf.data.Dataset`, has another range than
-    `expected`. Other data is not looked at.
+    `expected`. Other data is not checked.
 
-    A data set is looked at while Keras reads it. Reading its first batch here would fill
-    a shuffle buffer twice, and change the order that a seed gives.
+    A data set is checked while Keras reads it. Reading its first batch here would fill a
+    shuffle buffer twice, and change the order that a seed gives.
 
     Returns:
-        The data to give to Keras in its place.
+        The data to give to Keras instead of x.
     """
 
     def judge(batch) -> None:
@@ -104,11 +104,11 @@ def _watched_dataset(data: Any, judge: Callable[[np.ndarray], None]) -> Any:
 
 
 def loss_mismatch(loss: Any, activation: str | None) -> str | None:
-    """Return what is wrong if `loss` takes probabilities and the network returns logits,
-    or the other way round; None if they fit.
+    """Return a message if `loss` takes probabilities and the network returns logits, or
+    the other way round; None if they fit.
 
     Args:
-        loss: A loss as `compile` takes it.
+        loss: A loss in any form that `compile` takes.
         activation: Name of the classifier's activation, None for none.
     """
     loss = _only_loss(loss)
@@ -121,7 +121,7 @@ def loss_mismatch(loss: Any, activation: str | None) -> str | None:
     if not isinstance(from_logits, bool):
         return None
     name = getattr(loss, "__name__", type(loss).__name__)
-    kind = "".join(word.capitalize() for word in name.split("_")) if "_" in name else name
+    class_name = "".join(word.capitalize() for word in name.split("_")) if "_" in name else name
     if not from_logits and activation in (None, "linear"):
         returned, expected, fitting = "logits", "probabilities", "softmax"
     elif from_logits and activation in ("softmax", "sigmoid"):
@@ -130,8 +130,8 @@ def loss_mismatch(loss: Any, activation: str | None) -> str | None:
         return None
     return (
         f"The network returns {returned}, and the loss expects {expected}: it would learn little. "
-        f"Use loss=keras.losses.{kind}(from_logits={not from_logits}), or build the network with "
-        f"classifier_activation={fitting!r}. Received: loss={name}, "
+        f"Use loss=keras.losses.{class_name}(from_logits={not from_logits}), or build the network "
+        f"with classifier_activation={fitting!r}. Received: loss={name}, "
         f"classifier_activation={activation!r}"
     )
 
@@ -143,7 +143,7 @@ def _only_loss(loss: Any) -> Any:
 
 
 def check_labels(labels: Any, loss: Any, classes: int) -> None:
-    """Refuse labels of a sparse cross-entropy that no class has.
+    """Check that the labels of a sparse cross-entropy are class numbers.
 
     Raises:
         ValueError: for one-hot labels, or class numbers outside 0 to `classes - 1`.

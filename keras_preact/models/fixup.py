@@ -4,7 +4,7 @@ from typing import Any
 
 from keras_preact import arrangements, initializers
 
-#: Options of every builder: `kp.models.resnet_cifar(110, **kp.models.FIXUP)`. Fixup, in the order
+#: Options for every builder: `kp.models.resnet_cifar(110, **kp.models.FIXUP)`. Fixup, in the order
 #: of full pre-activation. Source: arXiv 1901.09321.
 FIXUP: dict[str, Any] = {
     "arrangement": arrangements.FIXUP,

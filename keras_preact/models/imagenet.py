@@ -8,7 +8,7 @@ from typing import Any
 from keras_preact import _checks, blocks
 from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
 
-#: Depth to the block and the units of the four stages. 18 to 152: arXiv 1512.03385, Table 1; 200:
+#: Block and units of the four stages by depth. 18 to 152: arXiv 1512.03385, Table 1; 200:
 #: arXiv 1603.05027, Sec. 4.
 DEPTHS: Mapping[int, tuple[str, tuple[int, ...]]] = MappingProxyType(
     {
@@ -39,14 +39,14 @@ def resnet_imagenet(
     Args:
         depth: 18, 34, 50, 101, 152 or 200; or the units of every stage, such as `(3, 4,
             6, 3)`.
-        block: `"basic"` or `"bottleneck"`. None: the usual one at that depth; bottleneck for
-            explicit stages.
+        block: `"basic"` or `"bottleneck"`. None: the usual block at that depth; bottleneck
+            for explicit stages.
         width_factor: Multiplies the widths 64, 128, 256, 512 of the stages.
         stem: `"7x7"`, `"7x7_zero_padded"` as in TF-slim, or `"7x7_normalized"` as in
             pytorchcv.
-        strided_unit: Which unit of a stage shrinks the map: `"first"`, so that stages
-            2, 3 and 4 begin with it, or `"last"` as in TF-slim and keras.applications,
-            where stages 1, 2 and 3 end with it.
+        strided_unit: Which unit of a stage shrinks the map: `"first"` in stages 2, 3
+            and 4, or `"last"` in stages 1, 2 and 3, as in TF-slim and
+            keras.applications.
         classes: Outputs of the classifier.
         input_shape: 224 x 224 x 3 by default, in the order of `data_format`; a size may
             be None.
@@ -55,7 +55,7 @@ def resnet_imagenet(
 
     Raises:
         ValueError: for a depth that is not listed (the message names the two nearest),
-            and as `ResidualUnit`.
+            and if `ResidualUnit` raises one.
 
     Example:
 

@@ -25,18 +25,19 @@ from keras_preact.units import ResidualUnit
 @dataclasses.dataclass(frozen=True)
 class Stem:
     """The layers before the first unit: a weight layer, the arrangement's stem
-    components, perhaps a pooling.
+    components, and for some stems a pooling.
 
     Args:
         kernel_size: Kernel size of the convolution; None: a dense layer.
-        strides: Its step.
-        pooling: What a 3x3 max pooling at stride 2 pads with: `"infinity"`, minus
-            infinity, or `"zeros"`; None: no pooling.
-        whitens: Whether the convolution is a `Whitening2D`, whose width follows from its
+        strides: Strides of the convolution.
+        pooling: Padding of a 3x3 max pooling at stride 2: `"infinity"` (minus infinity)
+            or `"zeros"`; None: no pooling.
+        whitens: Whether the convolution is a `Whitening2D`. Its width follows from its
             input.
-        sequence: Whether it takes `(length, channels)` and makes a map of width 1 of it.
-        normalized: Whether a normalisation and an activation of the stem's own come
-            before the arrangement's.
+        sequence: Whether the input is `(length, channels)`. The stem turns it into a map
+            of width 1.
+        normalized: Whether a normalisation and an activation come before the components
+            of the arrangement.
     """
 
     kernel_size: int | None
@@ -51,7 +52,7 @@ class Stem:
         return self.strides * (2 if self.pooling else 1)
 
 
-#: Name to `Stem`: for small images, for ImageNet as published, as in TF-slim and as in pytorchcv,
+#: `Stem` by name: for small images, for ImageNet as published, as in TF-slim and as in pytorchcv,
 #: for sequences, for vectors, for short training.
 STEMS: Mapping[str, Stem] = MappingProxyType(
     {
@@ -78,15 +79,15 @@ def option_names() -> set[str]:
     True
     """
     network = inspect.signature(ResidualNetwork).parameters
-    of_blocks = set().union(*(blocks.options_of(kind) for kind in blocks.BLOCKS.values()))
-    own = {"stages", "stem_filters", "unit_options"}
-    return {*network, *_unit_options(), *of_blocks, "gate_bias"} - own
+    block_options = set().union(*(blocks.options_of(block) for block in blocks.BLOCKS.values()))
+    excluded = {"stages", "stem_filters", "unit_options"}
+    return {*network, *_unit_options(), *block_options, "gate_bias"} - excluded
 
 
 def _unit_options() -> list[str]:
     """Return the names of the options that all units of a network share."""
-    own = ("filters", "strides", "name", "dtype", "trainable")
-    return [name for name in inspect.signature(ResidualUnit).parameters if name not in own]
+    excluded = ("filters", "strides", "name", "dtype", "trainable")
+    return [name for name in inspect.signature(ResidualUnit).parameters if name not in excluded]
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -96,48 +97,49 @@ class ResidualNetwork(base.UnitNetwork):
     Args:
         stages: `Stage(filters, units, strides)`, in order.
         stem: `"3x3"` (small images), `"7x7"` (stride 2 and a 3x3 max pooling:
-            ImageNet), `"7x7_zero_padded"` (the same with zeros around what is pooled:
-            TF-slim), `"7x7_normalized"` (normalised and activated before the pooling also
-            if the arrangement has nothing there: pytorchcv), `"sequence"` and
-            `"sequence_pooled"` (as `"3x3"` and `"7x7"`, for `(length, channels)`, with a
-            block of one dimension), `"dense"` (vectors) or `"whitening"` (a 2x2 convolution
-            that `adapt` computes from images and training leaves alone; no normalisation
-            follows it).
-        stem_filters: Width of the stem; without meaning for `"whitening"`.
+            ImageNet), `"7x7_zero_padded"` (the same with zero padding of the pooling:
+            TF-slim), `"7x7_normalized"` (the same with a normalisation and an activation
+            before the pooling, also if the arrangement has none there: pytorchcv),
+            `"sequence"` and `"sequence_pooled"` (as `"3x3"` and `"7x7"`, for inputs
+            `(length, channels)` and blocks of one dimension), `"dense"` (vectors) or
+            `"whitening"` (a 2x2 convolution that `adapt` computes from images and training
+            does not change; no normalisation follows it).
+        stem_filters: Width of the stem; `"whitening"` ignores it.
         block: The weights of F, see `ResidualUnit`.
         input_shape: Shape without the batch; for images in the order of `data_format`,
             with None for a size that is not fixed.
         classes: Outputs of the classifier.
-        include_top: Whether there are a pooling and a classifier. Without, the output
-            is the last activation.
-        pooling: `"avg"` or `"max"` over the last map; None: the average with top, no
-            pooling without.
+        include_top: Whether the network has pooling and a classifier. If not, it returns
+            the last activation, with `pooling` if that is set.
+        pooling: `"avg"` or `"max"` over the last map. None: `"avg"` if `include_top`,
+            else no pooling.
         classifier_activation: None for logits, or `"softmax"`, ...
         mean, std: Mean and standard deviation of the pixels, a number or one per
             channel: the network then starts with `(x - mean) / std` and takes raw pixels.
             None: no such layer.
-        output_stride: How many pixels of the image make one of the last map, such as 8,
-            16 or 32: strides beyond it become dilation. The weights are the same as
-            without it; the maps without it are a subset of the pixels of these.
+        output_stride: Ratio of the image's size to the last map's, such as 8, 16 or 32.
+            Strides beyond it become dilation. The weights are the same as for None; the
+            maps for None are a subset of the pixels of these maps.
         data_format, dtype, name: See `keras.layers.Conv2D`. Logits are computed in the
             variables' dtype, whatever the policy.
-        stochastic_depth: Rate of the last unit; unit l of L has `l / L` of it. None for
-            none.
+        stochastic_depth: Rate of the last unit; unit l of L has `l / L` times this rate.
+            None: no stochastic depth.
         stacked: Whether the equal units of a stage, all but its first, are one
-            `UnitStack`. None: in every stage if one has 16 of them. The weights are the
-            same, in stacks; `kp.models.stack` and `unstack` turn one into the other.
+            `UnitStack`. None: stacks in all stages if one stage has at least 16 equal
+            units. `kp.models.stack` and `unstack` convert a network, with the same
+            weights.
         execution, remat, unroll: Arguments of the stacks, see `UnitStack`.
-        **unit_options: Options of every unit, see `ResidualUnit`, and by name options of
-            its block (`squeeze_excitation=16`, `groups=32`; see `kp.blocks`) and
-            `gate_bias`, the first bias of a shortcut with a gate. The stem has those
-            that concern it.
+        **unit_options: Options of every unit, see `ResidualUnit`; options of its block
+            (`squeeze_excitation=16`, `groups=32`; see `kp.blocks`); and `gate_bias`, the
+            initial bias of a shortcut with a gate. The stem uses the options that apply
+            to it.
 
     Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`;
     `stage_outputs`.
 
-    An arrangement with a first activation has it right after the stem's weights, so
-    that both paths of the first unit read it, and that unit has none of its own; the
-    last activation is after the last addition (appendix).
+    If the arrangement has a first activation, this activation comes right after the
+    stem's weights, so that both paths of the first unit read it. That unit then has no
+    first activation. The last activation comes after the last addition (appendix).
 
     Layers: `preprocessing`, `stem_conv`, `stem_norm`, `stem_activation`,
     `stage1_unit1`, `stage1_unit2` ... (`stage1_units` if stacked), `head_norm`,
@@ -178,7 +180,7 @@ class ResidualNetwork(base.UnitNetwork):
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
         _checks.one_of(stacked, (None, True, False), "stacked")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
-        # One unit checks the options, turns them into what a config holds, and is the pattern of
+        # One unit checks the options, turns them into the form of a config, and is the pattern of
         # the others.
         unit_options = options.nested(block, unit_options)
         options.check_names(unit_options, _unit_options())
@@ -223,7 +225,7 @@ class ResidualNetwork(base.UnitNetwork):
             head.append(_pooling(pooling, pattern))
 
         # ---- config ----
-        of_units = {
+        unit_config = {
             key: value for key, value in pattern.get_config().items() if key in _unit_options()
         }
         arguments = {
@@ -236,7 +238,7 @@ class ResidualNetwork(base.UnitNetwork):
             "output_stride": output_stride,
             "stacked": stacked,
             **stack_options,
-            **of_units,
+            **unit_config,
             "data_format": data_format,
         }
         super().__init__(
@@ -263,7 +265,8 @@ class ResidualNetwork(base.UnitNetwork):
                 enough.
 
         Raises:
-            ValueError: for a network with another stem, and as `Whitening2D.adapt`.
+            ValueError: for a network with another stem, and if `Whitening2D.adapt` raises
+                one.
 
         Example:
 
@@ -280,7 +283,7 @@ class ResidualNetwork(base.UnitNetwork):
             if not isinstance(layer, keras.layers.InputLayer):
                 x = layer(x)
         raise ValueError(
-            f"Only a network with stem='whitening' adapts to images. Received: {self.name!r} with "
+            f"Only a network with stem='whitening' can adapt. Received: {self.name!r} with "
             f"stem={self.get_config()['stem']!r}"
         )
 
@@ -289,7 +292,7 @@ class ResidualNetwork(base.UnitNetwork):
         """The map after the last unit of each stage, a Keras tensor, by name: `stage1`,
         `stage2`, ...
         """
-        # the last segment of a stage stays
+        # of a stage's segments, the dictionary keeps the last
         return {
             segment.name.split("_")[0]: output
             for segment, output in zip(self.segments, self.segment_outputs, strict=True)
@@ -339,10 +342,12 @@ def _stem_layers(
 
 
 def _pooling(pooling: str | None, pattern: ResidualUnit) -> keras.Layer:
-    """Return the layer that makes a vector of the last map."""
+    """Return the layer that pools the last map to a vector."""
     layers = keras.layers
-    kind = layers.GlobalMaxPooling2D if pooling == "max" else layers.GlobalAveragePooling2D
-    return kind(data_format=pattern.data_format, name="head_pool", dtype=pattern.dtype_policy)
+    pooling_class = layers.GlobalMaxPooling2D if pooling == "max" else layers.GlobalAveragePooling2D
+    return pooling_class(
+        data_format=pattern.data_format, name="head_pool", dtype=pattern.dtype_policy
+    )
 
 
 def _check_input_shape(
@@ -351,28 +356,28 @@ def _check_input_shape(
     """Return the input shape as a tuple, and its number of channels."""
     shape = tuple(shape)
     is_image = stem.kernel_size is not None
-    wanted: tuple[str, ...] = ("features",)
+    axes: tuple[str, ...] = ("features",)
     if stem.sequence:
-        wanted = ("length", "channels")
+        axes = ("length", "channels")
     elif is_image:
-        wanted = ("height", "width", "channels")
+        axes = ("height", "width", "channels")
         if data_format == "channels_first":
-            wanted = ("channels", "height", "width")
-    if len(shape) != len(wanted) or shape[wanted.index("channels") if is_image else 0] is None:
+            axes = ("channels", "height", "width")
+    if len(shape) != len(axes) or shape[axes.index("channels") if is_image else 0] is None:
         raise ValueError(
-            f"`input_shape` must be ({', '.join(wanted)}) with a known number of "
+            f"`input_shape` must be ({', '.join(axes)}) with a known number of "
             f"{'channels' if is_image else 'features'}. Received: input_shape={shape}, "
             f"data_format={data_format!r}"
         )
-    for size, what in zip(shape, wanted, strict=True):
+    for size, axis in zip(shape, axes, strict=True):
         if size is not None:
-            _checks.positive_int(size, f"input_shape ({what})")
-        if what in ("height", "width", "length") and size is not None and size < total_stride:
+            _checks.positive_int(size, f"input_shape ({axis})")
+        if axis in ("height", "width", "length") and size is not None and size < total_stride:
             raise ValueError(
-                f"The strides of this network divide the {what} by {total_stride}, so it must be "
+                f"The strides of this network divide the {axis} by {total_stride}, so it must be "
                 f"at least {total_stride}. Received: input_shape={shape}"
             )
-    return shape, shape[wanted.index("channels") if is_image else 0]
+    return shape, shape[axes.index("channels") if is_image else 0]
 
 
 def image_shape(
@@ -396,7 +401,7 @@ def widen(width: int, factor: float) -> int:
     widened = int(width * factor)
     if widened < 1:
         raise ValueError(
-            f"`width_factor` leaves a stage of {width} no channel. Received: "
-            f"width_factor={factor!r}"
+            f"`width_factor` is too small: a stage of width {width} would have no channel. "
+            f"Received: width_factor={factor!r}"
         )
     return widened

@@ -1,5 +1,5 @@
-"""The named models: each a builder with its arguments, its preprocessing and its rows
-of the published tables.
+"""The named models. Each has a builder with arguments, its preprocessing, and its rows
+in the published tables.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from keras_preact.published import PARAMETER_COUNTS, RESULTS, ParameterCount, Result
 
 WEIGHT_SUFFIXES = (".weights.h5", ".keras")
-#: Options that may differ from the network whose weights are in this package.
+#: Options that may change when a network loads weights of this package.
 OPTIONAL = (
     *("classifier_activation", "data_format", "dropout", "dtype", "include_top", "input_shape"),
     *("kernel_initializer", "mean", "name", "pooling", "remat", "std", "stochastic_depth"),
@@ -43,15 +43,15 @@ class ModelEntry:
     Args:
         name: Name in `kp.list_models()`; a created model has the same name.
         builder: The function of `kp.models` that builds it.
-        arguments: Arguments of the builder, without classes and input shape, as JSON can
-            hold them.
-        input_shape: Without the batch, channels last.
+        arguments: Arguments of the builder in JSON's types, without classes and input
+            shape.
+        input_shape: Shape of an input without the batch, channels last.
         classes: Outputs of the classifier.
-        preprocessing: Preprocessing of the data set that it was made for.
-        published: Its rows of the papers' tables, those on CIFAR-100 too.
-        weights: Names of its weights in this package, such as `"cifar10"`.
-        parameters: Its exact numbers of parameters where
-            `kp.published.PARAMETER_COUNTS` lists them, else None.
+        preprocessing: Preprocessing of the model's data set.
+        published: Rows of the model in the papers' tables, also for CIFAR-100.
+        weights: Names of the model's weights in this package, such as `"cifar10"`.
+        parameters: Exact numbers of parameters if `kp.published.PARAMETER_COUNTS` lists
+            them, else None.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ModelEntry:
     parameters: ParameterCount | None = None
 
 
-#: Suffix of a name to arrangement.
+#: Arrangement by suffix of a name.
 PREACT_AND_ORIGINAL = {"preact": "full_preactivation", "original": "original"}
 #: The arrangements of Table 2.
 ALL_ARRANGEMENTS = {
@@ -76,7 +76,7 @@ ALL_ARRANGEMENTS = {
     "bn_only_preact": "bn_only_preactivation",
 }
 
-#: First word of a name to input shape, classes and preprocessing. The dense nets take digits as
+#: Input shape, classes and preprocessing by first word of a name. The dense networks take digits as
 #: vectors.
 INPUTS: Mapping[str, tuple[tuple[int, ...], int, Preprocessing]] = MappingProxyType(
     {
@@ -91,7 +91,7 @@ INPUTS: Mapping[str, tuple[tuple[int, ...], int, Preprocessing]] = MappingProxyT
 def _table() -> dict[str, tuple[Callable[..., UnitNetwork], dict[str, Any]]]:
     """Return each name with a builder and its arguments."""
     preact = {"arrangement": "full_preactivation"}
-    of_digits = {"depth": 6, "width": 32, "patch_size": 2}
+    digits = {"depth": 6, "width": 32, "patch_size": 2}
     table: dict[str, tuple[Callable[..., UnitNetwork], dict[str, Any]]] = {
         "cifar_fast_resnet8": (fast_resnet, {"units": 1}),
         "cifar_wide_resnet16_8": (wide_resnet, {"depth": 16, "width_factor": 8}),
@@ -117,10 +117,10 @@ def _table() -> dict[str, tuple[Callable[..., UnitNetwork], dict[str, Any]]]:
             },
         ),
         "digits_vanilla10000": (vanilla_cnn, {"depth": 10_000, "filters": 16, "remat": 100}),
-        "digits_transformer6_preln": (pre_ln_transformer, {"arrangement": "pre_norm", **of_digits}),
+        "digits_transformer6_preln": (pre_ln_transformer, {"arrangement": "pre_norm", **digits}),
         "digits_transformer6_postln": (
             pre_ln_transformer,
-            {"arrangement": "post_norm", **of_digits},
+            {"arrangement": "post_norm", **digits},
         ),
         "dense_resnet6": (dense_resnet, {"depth": 6}),
         "dense_resnet12": (dense_resnet, {"depth": 12}),
@@ -139,20 +139,20 @@ def _table() -> dict[str, tuple[Callable[..., UnitNetwork], dict[str, Any]]]:
 
 
 def _entry(name: str, builder: Callable[..., UnitNetwork], arguments: dict) -> ModelEntry:
-    """Add to a row of the table what follows from it."""
+    """Make an entry from a row of the table."""
     family = name.split("_")[0]
     input_shape, classes, preprocessing = INPUTS[family]
 
     def is_published(result: Result) -> bool:
-        own = {key: value for key, value in result.arguments.items() if key != "classes"}
-        # the nets for digits have the arguments of nets for CIFAR
+        options = {key: value for key, value in result.arguments.items() if key != "classes"}
+        # networks for digits have the same arguments as networks for CIFAR
         on_this_data = result.dataset.startswith(family)
-        return on_this_data and result.builder == builder.__name__ and own == arguments
+        return on_this_data and result.builder == builder.__name__ and options == arguments
 
     parameters = None
     if family == "cifar" and builder is resnet_cifar:
         depth, arrangement = arguments["depth"], arguments["arrangement"]
-        # counted are basic units in every arrangement, bottlenecks in one
+        # the counts are for basic units in every arrangement, and bottlenecks in one
         if arrangement == "full_preactivation" or depth not in (164, 1001):
             parameters = PARAMETER_COUNTS[f"ResNet-{depth}"]
     return ModelEntry(
@@ -173,14 +173,14 @@ def _natural(row: tuple[str, Any]) -> list[int | str]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])]
 
 
-#: Name to `ModelEntry`, in natural order.
+#: `ModelEntry` by name, in natural order.
 MODELS: Mapping[str, ModelEntry] = MappingProxyType(
     {name: _entry(name, *row) for name, row in sorted(_table().items(), key=_natural)}
 )
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of the models that match `pattern`, a shell pattern, with
+    """Return the names of the models that match the shell pattern `pattern`, with
     resnet20 before resnet110.
 
     Example:
@@ -194,10 +194,10 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def model_entry(name: str) -> ModelEntry:
-    """Return what is known about the model of that name.
+    """Return the entry of a named model.
 
     Raises:
-        ValueError: for an unknown name; the message holds the nearest ones.
+        ValueError: for an unknown name; the message lists the nearest ones.
 
     Example:
 
@@ -227,29 +227,29 @@ def create_model(
     include_preprocessing: bool = False,
     **overrides: Any,
 ) -> UnitNetwork:
-    """Build the model of that name.
+    """Build a named model.
 
     Args:
         name: A name in `kp.list_models()`.
         classes: Outputs of the classifier, such as 100 for CIFAR-100; None for the
             entry's number.
         weights: A name of weights in this package, such as `"cifar10"` (`weights` of the
-            entry; models.md in the documentation has their accuracy), or a `.weights.h5`
-            or `.keras` file of the same network. None for new ones.
+            entry; models.md in the documentation lists their accuracy), or a
+            `.weights.h5` or `.keras` file of the same network. None: new weights.
         include_preprocessing: Whether the model starts with the entry's mean and std,
-            `(x - mean) / std`, and so takes pixel values from 0 to 255. Those of
-            another data set are given as `mean=`, `std=` instead.
+            `(x - mean) / std`, and so takes pixel values from 0 to 255. For another data
+            set, use `mean=` and `std=` instead.
         **overrides: Arguments of the builder that replace the entry's: `shortcut`,
             `input_shape`, `data_format`, `dtype`, ...
 
     Returns:
-        A `UnitNetwork`, for most entries a `ResidualNetwork`, with the entry's name and
-        logits for its output, of shape `(batch, classes)`.
+        A `UnitNetwork`, for most entries a `ResidualNetwork`, with the entry's name. It
+        returns logits of shape `(batch, classes)`.
 
     Raises:
-        ValueError: for an unknown name (the message holds the nearest ones), weights
+        ValueError: for an unknown name (the message lists the nearest ones), weights
             that are missing or damaged, weights of a network with other options, a mean
-            and std that do not fit the input's channels, and as the builder.
+            and std that do not fit the input's channels, and if the builder raises one.
 
     Example:
 
@@ -286,43 +286,43 @@ def _check_weights(entry: ModelEntry, weights: str | Path, options: Mapping[str,
     if not path.name.endswith(WEIGHT_SUFFIXES):
         known = {other.name: other.weights for other in MODELS.values() if other.weights}
         raise ValueError(
-            f"`weights` must be a {' or '.join(WEIGHT_SUFFIXES)} file, or name weights in this "
-            f"package, which has {known}. Received: name={entry.name!r}, "
+            f"`weights` must be a {' or '.join(WEIGHT_SUFFIXES)} file, or a name of weights in "
+            f"this package, which has {known}. Received: name={entry.name!r}, "
             f"weights={str(weights)!r}"
         )
     if not path.is_file():
-        raise ValueError(f"`weights` names no file. Received: weights={str(weights)!r}")
+        raise ValueError(f"`weights` is not an existing file. Received: weights={str(weights)!r}")
     return path
 
 
 def _packaged(entry: ModelEntry, weights: str, options: Mapping[str, Any]) -> Path:
-    """Return the file of weights of this package, for a network with these options."""
-    own = {"classes": entry.classes, **entry.arguments}
-    other = ", ".join(
+    """Return the file of weights in this package, for a network with these options."""
+    entry_options = {"classes": entry.classes, **entry.arguments}
+    changed = ", ".join(
         f"{key}={value!r}"
         for key, value in options.items()
-        if key not in OPTIONAL and (key not in own or own[key] != value)
+        if key not in OPTIONAL and (key not in entry_options or entry_options[key] != value)
     )
-    if other:
+    if changed:
         raise ValueError(
-            f"The weights {weights!r} are for {entry.name!r} without {other}. Leave that out, "
+            f"The weights {weights!r} are for {entry.name!r} without {changed}. Leave that out, "
             "or change the loaded network: kp.transfer.reset_classifier for other classes, "
-            f"kp.models.stack for stacks. Received: weights={weights!r}, {other}"
+            f"kp.models.stack for stacks. Received: weights={weights!r}, {changed}"
         )
     path = TRAINED / f"{entry.name}.{weights}.weights.h5"
     expected = json.loads(path.with_name(f"{entry.name}.{weights}.json").read_text())["sha256"]
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != expected:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != expected:
         raise ValueError(
-            f"{path} is damaged: its SHA-256 is {found}, expected {expected}. Install keras-preact "
-            f"again. Received: weights={weights!r}"
+            f"{path} is damaged: its SHA-256 is {digest}, expected {expected}. Install "
+            f"keras-preact again. Received: weights={weights!r}"
         )
     return path
 
 
 def _load_weights(model: UnitNetwork, path: Path) -> None:
     with warnings.catch_warnings():
-        # Keras' word for layers that the file lacks: they would keep their new weights
+        # Keras warns of layers that are not in the file; they would keep their new weights
         warnings.filterwarnings("error", "Skipping nested container")
         try:
             model.load_weights(path)
@@ -336,14 +336,14 @@ def _load_weights(model: UnitNetwork, path: Path) -> None:
 def _check_preprocessing(
     entry: ModelEntry, overrides: Mapping[str, Any], channels_first: bool
 ) -> None:
-    """Check that the entry's mean and std fit the input and have no rival."""
+    """Check that the entry's mean and std fit the input and are the only ones."""
     advice = "give mean= and std= in place of include_preprocessing=True"
-    if rivals := {key: overrides[key] for key in ("mean", "std") if key in overrides}:
-        received = ", ".join(f"{key}={value!r}" for key, value in rivals.items())
+    if statistics := {key: overrides[key] for key in ("mean", "std") if key in overrides}:
+        received = ", ".join(f"{key}={value!r}" for key, value in statistics.items())
         raise ValueError(f"For other statistics than the entry's, {advice}. Received: {received}")
     shape = overrides.get("input_shape")
     known = len(entry.preprocessing.mean)
-    # the features of a vector share one mean and std: any number of them fits
+    # all features of a vector share one mean and std, so any number of features fits
     if shape and len(shape) == 3 and shape[0 if channels_first else -1] != known:
         raise ValueError(
             f"The mean and std of {entry.name!r} are for {known} channels: {advice}. Received: "

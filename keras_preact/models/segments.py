@@ -1,4 +1,4 @@
-"""The segments of a network: its residual units, by themselves or as stacks."""
+"""The segments of a network: single residual units and stacks of units."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from keras_preact.units import ResidualUnit
 
 Segment = ResidualUnit | UnitStack
 
-#: A network with this many equal units in a stage is made of stacks by default.
+#: A network with this many equal units in a stage uses stacks by default.
 STACKED_FROM = 16
 
 
@@ -21,9 +21,10 @@ class Stage:
     Args:
         filters: Width of each unit, see `ResidualUnit`.
         units: Number of units.
-        strides: Step of the unit that has it.
-        strided_unit: Which one: `"first"`, or `"last"` as in TF-slim, where its
-            shortcut takes every `strides`-th pixel of the raw x, without weights.
+        strides: Strides of the strided unit; the other units have strides of 1.
+        strided_unit: Which unit is strided: `"first"`, or `"last"` as in TF-slim. A
+            strided last unit has a shortcut that takes every `strides`-th pixel of the
+            raw x, without weights.
     """
 
     filters: int
@@ -36,12 +37,12 @@ class Stage:
 
     @property
     def strided_place(self) -> int:
-        """The unit, counted from 0, that has the strides."""
+        """Index of the unit that has the strides."""
         return self.units - 1 if self.strided_unit == "last" else 0
 
 
 def stacks_pay(stages: Sequence[Stage]) -> bool:
-    """Whether a network of these stages is made of stacks by default."""
+    """Whether a network of these stages uses stacks by default."""
     return max((stage.units - 1 for stage in stages), default=0) >= STACKED_FROM
 
 
@@ -55,32 +56,32 @@ def make(
     """Make the units of all stages.
 
     Args:
-        pattern: A unit with what all have in common.
+        pattern: A unit with the options that all units share.
         stages: The stages, in order.
         kernel: The network's kernel initialiser.
         stack_options: Arguments of the stacks that hold a stage's equal units; None for
             single units.
-        output_stride: Product of the stages' strides from which on they become
-            dilation; None: never.
+        output_stride: Largest product of the stages' strides; further strides become
+            dilation. None: no limit.
     """
     segments: list[Segment] = []
     rows = zip(stages, _changes(pattern, stages, kernel, output_stride), strict=True)
     for s, (stage, changes) in enumerate(rows, 1):
-        # All of them, also those that a stack replaces: an initialiser without a seed draws one
-        # when it is made, and the weights after a stack would differ from those of earlier runs.
-        units: list[Segment] = [pattern.at(**own) for own in changes]
+        # Make all units, also the units that a stack replaces. An initialiser without a seed draws
+        # one when it is made; otherwise the weights after a stack would differ from earlier runs.
+        units: list[Segment] = [pattern.at(**unit_options) for unit_options in changes]
         subsamples = stage.strides > 1 and stage.strided_place > 0
         equal = slice(1, -1 if subsamples else None)
         if stack_options is not None and units[equal]:
-            # a stack draws its units' values itself, from the network's initialisers and their
-            # names
-            own = changes[1] | {"kernel_initializer": kernel}
+            # a stack draws the values of its units itself, from the network's initialisers and
+            # the names of the units
+            unit_options = changes[1] | {"kernel_initializer": kernel}
             rates = None
             if pattern.stochastic_depth is not None:
-                rates = [each["stochastic_depth"] for each in changes[equal]]
+                rates = [unit["stochastic_depth"] for unit in changes[equal]]
             units[equal] = [
                 UnitStack(
-                    type(pattern).from_config(pattern.get_config() | own),
+                    type(pattern).from_config(pattern.get_config() | unit_options),
                     len(changes[equal]),
                     stochastic_depth=rates,
                     name=f"stage{s}_units",
@@ -94,35 +95,35 @@ def make(
 def _changes(
     pattern: ResidualUnit, stages: Sequence[Stage], kernel, output_stride: int | None
 ) -> Iterator[list[dict]]:
-    """Yield for each stage what is different in its units, as arguments of
+    """Yield for each stage the options that differ between its units, as arguments of
     `ResidualUnit.at`.
     """
     total = sum(stage.units for stage in stages)
     done, stride, dilation = 0, 1, 1
     for s, stage in enumerate(stages, 1):
         changes = []
-        for place in range(stage.units):
-            step = stage.strides if place == stage.strided_place else 1
+        for i in range(stage.units):
+            step = stage.strides if i == stage.strided_place else 1
             dilates = output_stride is not None and stride * step > output_stride
-            name = f"stage{s}_unit{place + 1}"
+            name = f"stage{s}_unit{i + 1}"
             done += 1
-            own: dict[str, Any] = {
+            unit_options: dict[str, Any] = {
                 "name": name,
                 "filters": stage.filters,
                 "kernel_initializer": initializers.spawn(kernel, name),
                 "strides": 1 if dilates else step,
             }
             if pattern.stochastic_depth is not None:
-                own["stochastic_depth"] = pattern.stochastic_depth * done / total
+                unit_options["stochastic_depth"] = pattern.stochastic_depth * done / total
             if dilates or dilation > 1:
-                own["block"] = dataclasses.replace(
+                unit_options["block"] = dataclasses.replace(
                     pattern.block, dilation=dilation, dilated_strides=step if dilates else 1
                 )
             if done == 1:
-                own["arrangement"] = pattern.arrangement.of_first_unit()
-            if step > 1 and place > 0:  # the last unit, which subsamples as in TF-slim
-                own |= {"shape_shortcut": "zero_pad", "activate_shape_shortcut": False}
-            changes.append(own)
+                unit_options["arrangement"] = pattern.arrangement.of_first_unit()
+            if step > 1 and i > 0:  # the last unit, which subsamples as in TF-slim
+                unit_options |= {"shape_shortcut": "zero_pad", "activate_shape_shortcut": False}
+            changes.append(unit_options)
             stride, dilation = (stride, dilation * step) if dilates else (stride * step, dilation)
         yield changes
 

@@ -1,5 +1,5 @@
-"""A transformer that classifies images or sequences: a residual network whose units are
-attention and MLP in turn.
+"""A transformer that classifies images or sequences. Its residual units are attention and
+MLP in turn.
 """
 
 import inspect
@@ -19,8 +19,8 @@ from keras_preact.units import ResidualUnit
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Patches(keras.Layer):
-    """Cuts images into squares and makes each one a token: rows of squares from the
-    top, in each the rows of its pixels.
+    """Cuts images into squares and flattens each square to a token. The order is row by
+    row from the top, both for squares in the image and for pixels in a square.
 
     Args:
         size: Side of a square in pixels; divides height and width.
@@ -58,7 +58,7 @@ class Patches(keras.Layer):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Positions(chains.SameShape):
-    """Adds a trained vector to each token, another one at each place.
+    """Adds a trained vector to each token, a different one at each position.
 
     Args:
         seed: Seed of the initial values, which are normal with a standard deviation of
@@ -91,7 +91,7 @@ class TransformerNetwork(base.UnitNetwork):
     """A transformer for classification; `pre_ln_transformer` is its builder.
 
     Args:
-        depth: Layers, of two units each: attention and MLP.
+        depth: Number of layers. Each has two units: attention and MLP.
         width: Features of a token.
         num_heads: Number of attention heads.
         input_shape: Shape of an image in the order of `data_format`, or `(tokens,
@@ -100,8 +100,8 @@ class TransformerNetwork(base.UnitNetwork):
         classes: Outputs of the classifier.
         classifier_activation: None for logits, or `"softmax"`, ...
         mean, std, data_format, dtype, name: See `ResidualNetwork`.
-        stochastic_depth: Rate of the last unit; unit l of L has `l / L` of it. None for
-            none.
+        stochastic_depth: Rate of the last unit; unit l of L has `l / L` times this rate.
+            None: no stochastic depth.
         **unit_options: Options of `TransformerUnit`: arrangement, mlp, hidden, normalization,
             dropout, causal, use_bias, bias_initializer, kernel_initializer.
 
@@ -142,7 +142,7 @@ class TransformerNetwork(base.UnitNetwork):
         names = inspect.signature(TransformerUnit).parameters
         for unknown in unit_options.keys() - names.keys():
             raise ValueError(_checks.unknown_option(unknown, names))
-        # One unit checks the options, and turns them into what a config holds.
+        # One unit checks the options, and turns them into the form of a config.
         pattern = TransformerUnit(
             width,
             num_heads=num_heads,
@@ -152,13 +152,13 @@ class TransformerNetwork(base.UnitNetwork):
         )
         kernel = initializers.of_network(pattern.kernel_initializer, 2 * depth)
 
-        own = ("name", "trainable", "dtype")
+        excluded = ("name", "trainable", "dtype")
         arguments = {
             "depth": depth,
             "patch_size": patch_size,
             "classes": classes,
             "data_format": data_format,
-            **{key: value for key, value in pattern.get_config().items() if key not in own},
+            **{key: value for key, value in pattern.get_config().items() if key not in excluded},
         }
         super().__init__(
             input_shape,
@@ -224,19 +224,19 @@ def _make_units(pattern: TransformerUnit, depth: int, kernel) -> list[ResidualUn
 
 def _check_input_shape(shape, patch_size: int | None, data_format: str) -> tuple[int, ...]:
     shape = tuple(shape)
-    wanted = ["tokens", "features"]
+    axes = ["tokens", "features"]
     if patch_size is not None:
         _checks.positive_int(patch_size, "patch_size")
-        wanted = ["height", "width"]
-        wanted.insert(0 if data_format == "channels_first" else 2, "channels")
-    known = [isinstance(size, int) and size > 0 for size in shape]
-    if len(shape) != len(wanted) or not all(known):
+        axes = ["height", "width"]
+        axes.insert(0 if data_format == "channels_first" else 2, "channels")
+    are_known = [isinstance(size, int) and size > 0 for size in shape]
+    if len(shape) != len(axes) or not all(are_known):
         raise ValueError(
-            f"With patch_size={patch_size}, `input_shape` must be ({', '.join(wanted)}), all of "
-            f"them known: every place has its own vector. Received: input_shape={shape}, "
-            f"patch_size={patch_size}"
+            f"With patch_size={patch_size}, `input_shape` must be ({', '.join(axes)}), all "
+            f"positive integers: every position has its own vector. Received: "
+            f"input_shape={shape}, patch_size={patch_size}"
         )
-    sides = [size for size, what in zip(shape, wanted, strict=True) if what in ("height", "width")]
+    sides = [size for size, axis in zip(shape, axes, strict=True) if axis in ("height", "width")]
     if patch_size is not None and any(side % patch_size for side in sides):
         raise ValueError(
             "Height and width must be multiples of `patch_size`. Received: "
@@ -255,11 +255,11 @@ def pre_ln_transformer(
     patch_size: int | None = 4,
     **options: Any,
 ) -> TransformerNetwork:
-    """Build a transformer whose layers are pre-activation residual units;
-    `arrangement="post_norm"` makes it the first one's.
+    """Build a transformer of pre-activation residual units. `arrangement="post_norm"`
+    builds the original transformer's units instead.
 
     Args:
-        depth: Layers, each an attention and an MLP unit.
+        depth: Number of layers. Each has an attention and an MLP unit.
         width: Features of a token.
         num_heads: Number of attention heads; divides `width`.
         classes: Outputs of the classifier.
@@ -269,7 +269,7 @@ def pre_ln_transformer(
         **options: Options of `TransformerNetwork` and `TransformerUnit`.
 
     Raises:
-        ValueError: for sizes that do not fit, and as `TransformerUnit`.
+        ValueError: for sizes that do not fit, and if `TransformerUnit` raises one.
 
     Example:
 

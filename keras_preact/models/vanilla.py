@@ -1,4 +1,4 @@
-"""A plain convolutional network that trains at any depth for the way it is initialised."""
+"""A plain convolutional network that trains at any depth because of its initialisation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,20 +27,21 @@ def vanilla_cnn(
     """Build a plain CNN: 3x3 convolutions of one width with tanh, no shortcut, no
     normalisation, delta-orthogonal weights.
 
-    It is a residual network whose units have one weight and no shortcut, and has the
-    same parts: stacks, unit outputs, export.
+    It is a residual network with one weight and no shortcut in each unit. So it supports
+    the same functions: stacks, unit outputs, export.
 
     Args:
-        depth: Weight layers, `n+2`: one in the stem, n units of one, the classifier.
+        depth: Weight layers, `n+2`: one in the stem, one in each of n units, and the
+            classifier.
         filters: Width of every convolution.
-        strides: Step of the first unit.
+        strides: Strides of the first unit.
         classes: Outputs of the classifier.
         input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may
             be None.
         **options: Options of `ResidualNetwork` and `ResidualUnit`.
 
     Raises:
-        ValueError: for a depth below 3, and as `ResidualUnit`.
+        ValueError: for a depth below 3, and if `ResidualUnit` raises one.
 
     Example:
 
@@ -54,7 +55,7 @@ def vanilla_cnn(
     _checks.positive_int(depth, "depth")
     if depth < 3:
         raise ValueError(
-            "`depth` must be n+2: a stem, n units, a classifier; 3 is the least. Received: "
+            "`depth` must be n+2 (a stem, n units, a classifier), at least 3. Received: "
             f"depth={depth}"
         )
     defaults: dict[str, Any] = {

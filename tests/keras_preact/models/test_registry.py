@@ -254,7 +254,7 @@ def test_bad_weights_are_found_before_building(monkeypatch):
     for weights, word in (
         ("imagenet", "weights in this package"),
         (True, "weights='True'"),
-        ("nowhere/a.keras", "names no file"),
+        ("nowhere/a.keras", "not an existing file"),
     ):
         call = functools.partial(kp.create_model, "imagenet_resnet200_preact", weights=weights)
         assert word in harness.error_of(call)

@@ -32,6 +32,6 @@ def test_computes_with_the_same_weights(stacked):
 
 def test_bad_changes():
     model, copy = network(), kp.transfer.changed_copy
-    assert "other weights in head_class" in harness.error_of(lambda: copy(model, classes=3))
+    assert "give head_classifier other weights" in harness.error_of(lambda: copy(model, classes=3))
     assert "drop_out" in harness.error_of(lambda: copy(model, drop_out=0.1))
     assert "residual" in harness.error_of(lambda: copy(keras.Sequential()))
