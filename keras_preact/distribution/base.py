@@ -1,4 +1,4 @@
-"""A distribution: what the devices that share a batch have in common, on any backend."""
+"""The base class of distributions, for all backends."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +17,15 @@ BATCH_NORMS = ("synchronized", "per_replica")
 
 
 class Distribution:
-    """One device. The kinds for several devices override it.
+    """Training on one device, and the base class of distributions for several devices.
 
     Make, compile and fit a model inside `with distribution:`. Make every model and
-    optimizer of the block before the first `compile`, since on TensorFlow variables
-    made after it are of one device. When the block ends, every setting is what it was
-    before.
+    optimizer of the block before the first `compile`, since on TensorFlow later
+    variables belong to one device. When the block ends, all settings are restored.
 
-    All kinds treat uneven batches alike. A training batch is always whole: data sets
-    drop the remainder. `evaluation_data` pads the last batch with rows of weight 0,
-    `predict` with rows that it cuts off again.
+    All distributions treat incomplete batches alike. Training batches are always
+    complete: data sets drop the remainder. `evaluation_data` pads the last batch with
+    rows of weight 0, and `predict` with rows that it removes from the result.
 
     Attributes:
         kind: The key in `KINDS`.
@@ -75,11 +74,11 @@ class Distribution:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what is written once."""
+        """Whether this process writes the files that only one process writes."""
         return self.process == 0
 
     def rows(self, batch_size: int) -> slice:
-        """Return the rows of a batch of `batch_size` that this process feeds.
+        """Return the rows of a batch of `batch_size` that this process provides.
 
         Raises:
             ValueError: unless every device gets the same number of rows.
@@ -89,8 +88,8 @@ class Distribution:
             below = batch_size - batch_size % self.replicas
             near = " or ".join(str(size) for size in (below, below + self.replicas) if size)
             raise ValueError(
-                f"`batch_size` must divide by the {self.replicas} devices of kind={self.kind!r}: "
-                f"use {near}. Received: batch_size={batch_size}"
+                f"`batch_size` must be a multiple of {self.replicas}, the number of devices of "
+                f"kind={self.kind!r}: use {near}. Received: batch_size={batch_size}"
             )
         local = batch_size // self.processes
         return slice(self.process * local, (self.process + 1) * local)
@@ -99,8 +98,8 @@ class Distribution:
         """Compile a model that was made inside this distribution: `model.compile(**options)`.
 
         Raises:
-            ValueError: for a model made elsewhere, and for what cannot run on several
-                devices.
+            ValueError: for a model made elsewhere, and for a model or options that
+                cannot run on several devices.
         """
         self._check_entered()
         if self.replicas == 1:
@@ -115,18 +114,18 @@ class Distribution:
         self._entered.enter_context(with_statistics(model, self._statistics()))
 
     def training_data(self, dataset) -> Any:
-        """Return what `fit` takes for a tf.data.Dataset of this process's rows of every
+        """Return data for `fit` from a tf.data.Dataset of this process's rows of every
         batch, `(x, y)` of fixed shapes.
         """
         self._check_entered()
         return self._data(dataset)
 
     def evaluation_data(self, dataset, batch_size: int, count: int) -> Any:
-        """Return what `evaluate` and `validation_data` take for `count` images in
-        batches.
+        """Return data for `evaluate` and `validation_data`: `count` images in batches, with
+        weights.
 
-        With these weights a loss that Keras averages over all rows, and every one of the
-        `weighted_metrics`, is a mean over the images. (Keras ignores the weights in
+        The weights make a loss that Keras averages over all rows, and each of the
+        `weighted_metrics`, a mean over the images. (Keras ignores the weights in
         `metrics`, which would count the padding.)
 
         Args:
@@ -149,7 +148,7 @@ class Distribution:
         rows = self.rows(batch_size)
         count = len(images)
         if not count:
-            raise ValueError("There is nothing to predict. Received: no images")
+            raise ValueError("`images` must contain at least one image. Received: no images")
         images = np.asarray(images)
         whole = np.concatenate(
             [images, np.zeros((-count % batch_size, *images.shape[1:]), images.dtype)]
@@ -158,8 +157,8 @@ class Distribution:
         return keras.tree.map_structure(lambda output: output[:count], self._predict(model, local))
 
     def highest(self, value: int) -> int:
-        """Return the highest of the values of all processes, on every process. All
-        processes call it at the same moment, as between two steps.
+        """Return the highest value of all processes, on every process. All processes must
+        call it at the same point, such as between two steps.
         """
         return value
 
@@ -170,32 +169,32 @@ class Distribution:
             )
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
-        """Activate what the backend needs, and leave in `stack` how to undo it."""
+        """Activate the settings of the backend, and register in `stack` how to undo them."""
 
     def _statistics(self) -> Statistics:
-        """Return how batch normalisation takes the statistics of a shared batch."""
+        """Return how batch normalisation computes the statistics of a shared batch."""
         return Statistics()
 
     def _own_statistics(self, model: keras.Model) -> list[keras.Variable]:
-        """Return the moving statistics that each replica has of its own."""
-        own = self.batch_norm == "per_replica"
-        return [each for each in model.variables if own and is_statistic(each)]
+        """Return the moving statistics that differ between replicas."""
+        per_replica = self.batch_norm == "per_replica"
+        return [variable for variable in model.variables if per_replica and is_statistic(variable)]
 
     def _check(self, model: keras.Model, options: dict) -> None:
         """Raise a ValueError for a model or options that cannot run on several devices."""
 
     def _step(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> "Step | None":
-        """Return what replaces `optimizer.apply`; None if Keras' own is right."""
+        """Return a function that replaces `optimizer.apply`, or None to keep it."""
         return None
 
     def _whole_gradients(self, gradients: Sequence) -> Sequence:
-        """Return the gradients of the whole batch from those that `apply` gets, for
-        callbacks. TensorFlow's replicas can be asked for them without this package.
+        """Return the gradients of the whole batch, for callbacks, from the gradients that
+        `apply` gets. On TensorFlow, callbacks sum them over the replicas themselves.
         """
         return gradients
 
     def _data(self, dataset) -> Any:
-        """Return what `fit` takes for a data set of this process's rows."""
+        """Return data for `fit` from a data set of this process's rows."""
         return dataset
 
     def _predict(self, model: keras.Model, local: np.ndarray):
@@ -203,13 +202,13 @@ class Distribution:
         return model.predict(**tf_data.of_array(flat(local), local.shape[1]), verbose=0)
 
 
-#: Takes gradients and their variables, and applies them for all devices.
+#: Function that applies gradients to their variables, for all devices.
 Step = Callable[[list, list], None]
 
 
 class SharedOptimizer(WrappedOptimizer):
-    """An optimizer that applies gradients by `step`; after `release` as the wrapped one
-    does.
+    """An optimizer that applies gradients with `step`, and after `release` as the wrapped
+    optimizer does.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, step: Step, whole_gradients):
@@ -226,8 +225,8 @@ class SharedOptimizer(WrappedOptimizer):
 
 @contextlib.contextmanager
 def with_statistics(model: keras.Model, statistics: Statistics) -> Iterator[None]:
-    """While active, every `kp` batch normalisation of a model, also inside stacks of
-    units, takes the statistics of a batch like this.
+    """Return a context in which every `kp` batch normalisation of a model, also inside
+    stacks of units, computes its statistics as `statistics` says.
     """
     layers = [layer for layer in _all_layers(model) if isinstance(layer, BatchNormalization)]
     before = [layer.statistics for layer in layers]
@@ -241,11 +240,11 @@ def with_statistics(model: keras.Model, statistics: Statistics) -> Iterator[None
 
 
 def _all_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
-    """Yield the layers of a layer. Keras does not track the pattern of a stack."""
-    for each in layer._flatten_layers():
-        yield each
-        if isinstance(each, UnitStack):
-            yield from _all_layers(each.pattern)
+    """Yield a layer and its layers, also in stacks: Keras does not track their unit."""
+    for sublayer in layer._flatten_layers():
+        yield sublayer
+        if isinstance(sublayer, UnitStack):
+            yield from _all_layers(sublayer.pattern)
 
 
 def padded(dataset, rows: slice, batch_size: int, count: int):
@@ -279,7 +278,7 @@ def padded(dataset, rows: slice, batch_size: int, count: int):
 
 
 def flat(batches: np.ndarray) -> np.ndarray:
-    """Return the rows of `(batches, rows, ...)`."""
+    """Join the batches of `(batches, rows, ...)`: return `(all rows, ...)`."""
     return batches.reshape(-1, *batches.shape[2:])
 
 

@@ -1,10 +1,10 @@
-"""How processes find each other: by the variables that launchers set.
+"""Environment variables, set by launchers, with which processes find each other.
 
 Keras' variables work on all backends: KERAS_DISTRIBUTION_JOB_ADDRESSES
 (`host:port,host:port`), KERAS_DISTRIBUTION_NUM_PROCESSES and
-KERAS_DISTRIBUTION_PROCESS_ID. Without them each framework looks for its own: JAX for
-the variables of SLURM, Kubernetes, MPI or a cloud, TensorFlow for TF_CONFIG, torch for
-RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun).
+KERAS_DISTRIBUTION_PROCESS_ID. Without them each framework reads other variables. JAX
+reads the variables of SLURM, Kubernetes, MPI or a cloud, TensorFlow reads TF_CONFIG, and
+torch reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun).
 """
 
 import dataclasses
@@ -18,16 +18,16 @@ import keras
 ADDRESSES, PROCESSES, PROCESS = (
     f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 )
-#: For messages.
+#: Names of the variables, for messages.
 VARIABLES = f"{ADDRESSES}, {PROCESSES} and {PROCESS}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What Keras' variables say.
+    """The processes that Keras' variables describe.
 
     Args:
-        addresses: `host:port` of each process, or of the first alone.
+        addresses: `host:port` of each process, or only of the first one.
         processes: Number of processes.
         process: Number of this process, from 0.
     """
@@ -38,7 +38,7 @@ class Job:
 
 
 def job() -> Job | None:
-    """Return what Keras' variables say, or None if none of them is set.
+    """Return the job that Keras' variables describe, or None if none of them is set.
 
     Raises:
         ValueError: if some are missing, or do not fit together.
@@ -50,20 +50,20 @@ def job() -> Job | None:
         return None
     try:
         addresses = tuple(address.strip() for address in values[ADDRESSES].split(","))
-        found = Job(addresses, int(values.get(PROCESSES, len(addresses))), int(values[PROCESS]))
+        parsed = Job(addresses, int(values.get(PROCESSES, len(addresses))), int(values[PROCESS]))
     except (KeyError, ValueError):
-        found = None
+        parsed = None
     if (
-        found is None
-        or len(found.addresses) not in (1, found.processes)
-        or not 0 <= found.process < found.processes
+        parsed is None
+        or len(parsed.addresses) not in (1, parsed.processes)
+        or not 0 <= parsed.process < parsed.processes
     ):
         raise ValueError(
             f"{ADDRESSES} must be host:port of every process, separated by commas, {PROCESSES} "
-            f"their number and {PROCESS} that of this one, from 0. Received: "
+            f"the number of processes, and {PROCESS} the number of this process, from 0. Received: "
             f"{', '.join(f'{name}={value}' for name, value in values.items())}"
         )
-    return found
+    return parsed
 
 
 def _tensorflow() -> int | None:
@@ -75,23 +75,27 @@ def _torch() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if os.environ.get("WORLD_SIZE") else None
 
 
-#: Backend to the number of processes that the framework's own variables announce.
-_OWN: Mapping[str, Callable[[], int | None]] = MappingProxyType(
+#: Functions by backend: the number of processes that the framework's own variables announce.
+_ANNOUNCED: Mapping[str, Callable[[], int | None]] = MappingProxyType(
     {"tensorflow": _tensorflow, "torch": _torch}
 )
 
 
 def check_processes(processes: int) -> None:
-    """Check that as many processes train together as the environment announces.
+    """Check that the environment announces `processes` processes.
 
     Raises:
-        ValueError: otherwise. Each process would silently train a model of its own.
+        ValueError: otherwise, since each process would silently train its own model.
     """
-    given = job()
-    announced = given.processes if given else _OWN.get(keras.backend.backend(), lambda: None)()
+    keras_job = job()
+    announced = (
+        keras_job.processes
+        if keras_job
+        else _ANNOUNCED.get(keras.backend.backend(), lambda: None)()
+    )
     if announced not in (None, processes):
         raise ValueError(
-            f"The environment announces {announced} processes that train together, and "
-            f"{processes} do: use kind='multi_worker', started before the backend is used, or "
-            "clear the environment of the launcher's variables."
+            f"The environment announces {announced} processes, but the number of processes that "
+            f"train together is {processes}. Use kind='multi_worker' and start it before the "
+            "backend is used, or remove the launcher's variables from the environment."
         )

@@ -1,4 +1,4 @@
-"""JAX: arrays that lie on several devices, and compiled programs over all of them."""
+"""Distributions for JAX: arrays are sharded, and one program runs on all devices."""
 
 import contextlib
 import functools
@@ -17,8 +17,8 @@ from keras_preact.layers.batch_norm import Statistics
 
 
 class DataParallel(Distribution):
-    """All weights on each device, a part of the batch on each. One program computes on
-    the whole batch, so its statistics are synchronised without further work.
+    """Each device has all weights and a part of the batch. One program computes on the
+    whole batch, so its statistics are synchronised without further work.
     """
 
     _takes_devices = True
@@ -47,8 +47,8 @@ class DataParallel(Distribution):
         ]
         if outside:
             raise ValueError(
-                "Make the model inside of `with distribution:`. Received: a model with "
-                f"{outside[0]} elsewhere"
+                "Make the model inside `with distribution:`. Received: a model with "
+                f"{outside[0]} on other devices"
             )
 
     def highest(self, value: int) -> int:
@@ -68,7 +68,7 @@ class DataParallel(Distribution):
         def call(trainable, non_trainable, images):
             return model.stateless_call(trainable, non_trainable, images, training=False)[0]
 
-        # A process can read only what it holds, so every process gets all outputs.
+        # A process can read only its own parts of arrays, so every process gets all outputs.
         step = jax.jit(call, out_shardings=everywhere)
         weights = [
             [variable.value for variable in variables]
@@ -94,8 +94,8 @@ class ModelParallel(DataParallel):
 
 
 class _OutputChannels(keras.distribution.ModelParallel):
-    """Splits each kernel, also of a stack, over its last axis if that divides. All
-    other variables are on all devices.
+    """Splits each kernel, also of a stack, along its last axis if its size is a multiple
+    of the devices in a row. All other variables are on all devices.
     """
 
     def get_variable_layout(self, variable) -> keras.distribution.TensorLayout:
@@ -132,16 +132,17 @@ class MultiWorker(DataParallel):
 
 
 def _normalize(mesh: jax.sharding.Mesh) -> Callable:
-    """Return batch normalisation of images, channels last, over the devices of a mesh:
-    one exchange forward and one backward. XLA by itself makes two and two, and sends
-    the sums in each one by one.
+    """Return a batch normalisation of images, channels last, over the devices of a mesh.
+
+    It needs one exchange forward and one backward. XLA by itself needs two each, and
+    sends the sums of an exchange separately.
     """
     rows, whole = jax.sharding.PartitionSpec(*mesh.axis_names), jax.sharding.PartitionSpec()
     axes = (0, 1, 2)
 
-    def on_devices(function: Callable, given: tuple, returned: tuple) -> Callable:
+    def on_devices(function: Callable, in_specs: tuple, out_specs: tuple) -> Callable:
         return jax.shard_map(
-            function, mesh=mesh, in_specs=given, out_specs=returned, check_vma=False
+            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
 
     def mean_over_all(*values):
@@ -155,14 +156,14 @@ def _normalize(mesh: jax.sharding.Mesh) -> Callable:
         scale = gamma * jax.lax.rsqrt(variance + epsilon)
         return (full * scale + (beta - mean * scale)).astype(x.dtype), mean, variance
 
-    def backward(x, gamma, mean, variance, epsilon, on_y):
+    def backward(x, gamma, mean, variance, epsilon, grad_y):
         factor = jax.lax.rsqrt(variance + epsilon)
-        full = on_y.astype("float32")
+        full = grad_y.astype("float32")
         normal = (x.astype("float32") - mean) * factor
-        of_gradient, of_product = mean_over_all(full.mean(axes), (full * normal).mean(axes))
-        on_x = gamma * factor * (full - of_gradient - normal * of_product)
+        mean_grad, mean_product = mean_over_all(full.mean(axes), (full * normal).mean(axes))
+        grad_x = gamma * factor * (full - mean_grad - normal * mean_product)
         count = mesh.size * (x.size // x.shape[-1])
-        return on_x.astype(x.dtype), count * of_product, count * of_gradient
+        return grad_x.astype(x.dtype), count * mean_product, count * mean_grad
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
     def normalize(x, gamma, beta, epsilon):
@@ -173,20 +174,20 @@ def _normalize(mesh: jax.sharding.Mesh) -> Callable:
         y, mean, variance = normalize(x, gamma, beta, epsilon)
         return (y, mean, variance), (x, gamma, mean, variance)
 
-    def gradient(epsilon, kept, on_outputs):
+    def gradient(epsilon, residuals, grad_outputs):
         step = on_devices(
-            lambda x, gamma, mean, variance, on_y: backward(
-                x, gamma, mean, variance, epsilon, on_y
+            lambda x, gamma, mean, variance, grad_y: backward(
+                x, gamma, mean, variance, epsilon, grad_y
             ),
             (rows, whole, whole, whole, rows),
             (rows, whole, whole),
         )
-        return step(*kept, on_outputs[0])
+        return step(*residuals, grad_outputs[0])
 
     normalize.defvjp(keep, gradient)
     return normalize
 
 
 def _devices(devices) -> list:
-    """Return `devices`, or all: first the devices of process 0."""
+    """Return `devices`, or all devices for None: first the devices of process 0."""
     return keras.distribution.list_devices() if devices is None else devices

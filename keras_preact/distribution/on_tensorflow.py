@@ -1,4 +1,4 @@
-"""TensorFlow: replicas of `tf.distribute`."""
+"""Distributions for TensorFlow: replicas of `tf.distribute`."""
 
 import contextlib
 import functools
@@ -18,12 +18,12 @@ from keras_preact.layers.batch_norm import Statistics, synchronized_moments, ten
 from keras_preact.stacks import UnitStack
 from keras_preact.wrapped_optimizer import unwrapped
 
-#: Versions of Keras in which `_Workers` is known to mend what fails.
+#: Versions of Keras in which `_Workers` is known to work.
 VERSIONS = ("3.15.1",)
 
 
 class Mirrored(Distribution):
-    """All weights on each device of this machine, a part of the batch on each."""
+    """Each device of this machine has all weights and a part of the batch."""
 
     _takes_devices = True
 
@@ -58,14 +58,14 @@ class Mirrored(Distribution):
 
     def _step(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Step | None:
         statistics = self._own_statistics(model)
-        on_sums = _looks_at_gradients(optimizer)
-        if not statistics and not on_sums:
+        sums_first = _looks_at_gradients(optimizer)
+        if not statistics and not sums_first:
             return None
 
         def step(gradients: list, variables: list) -> None:
             if statistics:
                 _average(statistics)
-            if on_sums:
+            if sums_first:
                 _apply_to_sums(optimizer, gradients, variables)
             else:
                 optimizer.apply(gradients, variables)
@@ -80,7 +80,8 @@ class Mirrored(Distribution):
             )
         if options.get("jit_compile") is True and devices.xla_is_slower():
             raise ValueError(
-                "XLA does not compile replicas on a CPU: use jit_compile='auto' or False."
+                "XLA does not compile replicas on a CPU: use jit_compile='auto' or False. "
+                "Received: jit_compile=True"
             )
         stacks = [
             layer
@@ -98,15 +99,15 @@ class Mirrored(Distribution):
 
 
 class MultiWorker(Mirrored):
-    """All weights on each device of several processes."""
+    """Each device of all processes has all weights and a part of the batch."""
 
     _takes_devices = False
 
     def __init__(self, kind: str, devices, batch_norm: str):
         if keras.__version__ not in VERSIONS:
             raise ValueError(
-                "kind='multi_worker' on TensorFlow is known to work with Keras "
-                f"{' and '.join(VERSIONS)}; on JAX and torch, with all. Received: Keras "
+                f"kind='multi_worker' on TensorFlow needs Keras {' or '.join(VERSIONS)}: install "
+                "that version, or use JAX or torch. Received: Keras "
                 f"{keras.__version__}"
             )
         super().__init__(kind, devices, batch_norm)
@@ -118,7 +119,7 @@ class MultiWorker(Mirrored):
         return _multi_worker()
 
     def _data(self, dataset) -> Any:
-        """Return batches of one replica each. TensorFlow's own sharding would split this
+        """Return batches for one replica each. TensorFlow's own sharding would split this
         process's share again.
         """
         local = tf.nest.flatten(dataset.element_spec)[0].shape[0]
@@ -157,11 +158,11 @@ class MultiWorker(Mirrored):
 
 
 class _Workers(tf.distribute.MultiWorkerMirroredStrategy):
-    """A strategy that reduces what Keras' `fit` and `evaluate` hand to it.
+    """A strategy with a `reduce` that works in Keras' `fit` and `evaluate`.
 
-    Keras averages the numbers that a step returns over an axis that they do not have,
-    and treats a batch of several replicas as one tensor, although it needs its shapes
-    alone.
+    Keras averages the numbers that a step returns over an axis that they do not have.
+    It also treats a batch of several replicas as one tensor, although it needs only the
+    shapes.
     """
 
     def reduce(self, reduce_op, value, axis):
@@ -169,14 +170,14 @@ class _Workers(tf.distribute.MultiWorkerMirroredStrategy):
             return keras.tree.map_structure(
                 lambda each: self.experimental_local_results(each)[0], value
             )
-        numbers = all(not each.shape.rank for each in self.experimental_local_results(value))
-        return super().reduce(reduce_op, value, None if numbers else axis)
+        are_numbers = all(not each.shape.rank for each in self.experimental_local_results(value))
+        return super().reduce(reduce_op, value, None if are_numbers else axis)
 
 
 @functools.cache
 def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
-    """Return the one strategy of these devices: two strategies would number their
-    messages alike.
+    """Return the only strategy of these devices. Two strategies would use the same numbers
+    for their messages.
     """
     on_cpu = all("CPU" in device.upper() for device in devices)
     return tf.distribute.MirroredStrategy(
@@ -186,7 +187,7 @@ def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 
 @functools.cache
 def _multi_worker() -> tf.distribute.Strategy:
-    """Return the one strategy of this process."""
+    """Return the only strategy of this process."""
     job = environment.job()
     resolver = None
     if job is not None:
@@ -205,8 +206,9 @@ def _multi_worker() -> tf.distribute.Strategy:
 def _looks_at_gradients(optimizer) -> bool:
     """Whether an optimizer uses gradients before Keras sums them over the replicas.
 
-    It would clip each replica's part alone, look for infinities in the part of the
-    first, and fail to accumulate gradients or to replace weights by their averages.
+    Such an optimizer would clip the gradients of each replica separately, look for
+    infinities only in the first replica's, and fail to accumulate gradients or to
+    replace weights by their averages.
     """
     inner = unwrapped(optimizer)
     clips = (inner.clipnorm, inner.global_clipnorm, inner.clipvalue)
@@ -215,7 +217,7 @@ def _looks_at_gradients(optimizer) -> bool:
 
 
 def _apply_to_sums(optimizer, gradients: list, variables: list) -> None:
-    """Sum the gradients first, then let the optimizer work once for all replicas."""
+    """Sum the gradients over the replicas, then apply the optimizer once for all."""
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     apply = optimizer._common_apply if scaled else optimizer.apply
 
@@ -233,13 +235,13 @@ def _apply_to_sums(optimizer, gradients: list, variables: list) -> None:
 
 @contextlib.contextmanager
 def _nothing_to_merge() -> Iterator[None]:
-    """Let TensorFlow trace the steps of an optimizer, which merge replicas, after the
-    replicas are merged.
+    """Let TensorFlow trace an optimizer's steps after the replicas are merged, although
+    these steps merge the replicas themselves.
 
-    TensorFlow has no option for it, and no subclass or wrapper does: what decides is
-    `_use_merge_call` of `strategy.extended`, an object of a private class that the
-    strategy's constructor makes, which variables ask too. Keras' optimizers look the
-    function up in this module for every call.
+    TensorFlow has no option for it, and no subclass or wrapper can do it:
+    `_use_merge_call` of `strategy.extended` decides. That object has a private class,
+    the strategy's constructor makes it, and variables use it too. So this context
+    replaces `maybe_merge_call`, which Keras' optimizers look up for every call.
     """
     interim = tf.__internal__.distribute.interim
     merge = interim.maybe_merge_call
@@ -283,10 +285,10 @@ def _normalize(replicas: int, x, gamma, beta, epsilon: float):
         scale = gamma / deviation
         y = x * tf.cast(scale, x.dtype) + tf.cast(beta - mean * scale, x.dtype)
 
-        def gradient(on_y, *_):
-            # of constant statistics: dy * gamma / deviation, sum of dy * x_hat, sum of dy
-            partly, on_gamma, on_beta, *_ = tf.raw_ops.FusedBatchNormGradV3(
-                y_backprop=on_y,
+        def gradient(grad_y, *_):
+            # for constant statistics: dy * gamma / deviation, sum of dy * x_hat, sum of dy
+            direct, grad_gamma, grad_beta, *_ = tf.raw_ops.FusedBatchNormGradV3(
+                y_backprop=grad_y,
                 x=x,
                 scale=gamma,
                 reserve_space_1=mean,
@@ -295,12 +297,12 @@ def _normalize(replicas: int, x, gamma, beta, epsilon: float):
                 epsilon=epsilon,
                 is_training=False,
             )
-            sums = _sum(tf.stack([on_beta, on_gamma])) / (n * replicas)
-            of_gradient, of_product = tf.unstack(sums)
-            slope = -scale * of_product / deviation
-            offset = -scale * of_gradient - slope * mean
-            on_x = partly + (x * tf.cast(slope, x.dtype) + tf.cast(offset, x.dtype))
-            return on_x, on_gamma, on_beta
+            sums = _sum(tf.stack([grad_beta, grad_gamma])) / (n * replicas)
+            mean_grad, mean_product = tf.unstack(sums)
+            slope = -scale * mean_product / deviation
+            offset = -scale * mean_grad - slope * mean
+            grad_x = direct + (x * tf.cast(slope, x.dtype) + tf.cast(offset, x.dtype))
+            return grad_x, grad_gamma, grad_beta
 
         return (y, mean, variance), gradient
 

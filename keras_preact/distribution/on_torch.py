@@ -1,5 +1,5 @@
-"""PyTorch: one process per device. Gradients, batch statistics and metrics are summed
-over all processes.
+"""The distribution for PyTorch: one process per device. Gradients, batch statistics and
+metrics are summed over all processes.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat
 from keras_preact.layers.batch_norm import Statistics, synchronized_moments
 
-#: Most bytes that are sent at a time.
+#: Largest number of bytes to send at a time.
 BUCKET_BYTES = 64 * 2**20
 
 
@@ -47,9 +47,9 @@ class MultiWorker(Distribution):
         self._entered.callback(_forget_functions, model)
 
     def highest(self, value: int) -> int:
-        found = ops.convert_to_tensor(value, "int32")
-        distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return int(found)
+        highest = ops.convert_to_tensor(value, "int32")
+        distributed.all_reduce(highest, distributed.ReduceOp.MAX)
+        return int(highest)
 
     def _statistics(self) -> Statistics:
         if self.batch_norm == "per_replica":
@@ -70,8 +70,8 @@ class MultiWorker(Distribution):
             )
 
     def _step(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Step:
-        """Average the gradients, and statistics that each process has of its own, before
-        the optimizer sees them.
+        """Average the gradients over all processes before the optimizer gets them, and the
+        moving statistics if they differ between processes.
         """
         statistics = self._own_statistics(model)
 
@@ -90,24 +90,28 @@ class MultiWorker(Distribution):
 
     def _predict(self, model: keras.Model, local: np.ndarray):
         def gather(outputs):
-            own = ops.convert_to_tensor(outputs.reshape(*local.shape[:2], *outputs.shape[1:]))
-            parts = [torch.empty_like(own) for _ in range(self.processes)]
-            distributed.all_gather(parts, own)
-            return flat(ops.convert_to_numpy(torch.cat(parts, 1)))
+            local_outputs = ops.convert_to_tensor(
+                outputs.reshape(*local.shape[:2], *outputs.shape[1:])
+            )
+            all_outputs = [torch.empty_like(local_outputs) for _ in range(self.processes)]
+            distributed.all_gather(all_outputs, local_outputs)
+            return flat(ops.convert_to_numpy(torch.cat(all_outputs, 1)))
 
         return keras.tree.map_structure(gather, super()._predict(model, local))
 
 
 def _with_all_metrics(model: keras.Model, function: Callable) -> Callable:
-    """Return a train or test function after which the metrics have seen the batches of
-    all processes. Their variables are sums, so what a step adds is summed.
+    """Return a train or test function that updates the metrics with the batches of all
+    processes. The variables of metrics are sums, so their changes in a step are summed.
     """
 
     def step(data):
-        before = {id(each): each.value.detach().clone() for each in model.metrics_variables}
+        before = {
+            id(variable): variable.value.detach().clone() for variable in model.metrics_variables
+        }
         function(data)
         variables = model.metrics_variables
-        added = [each.value.detach() - before.get(id(each), 0) for each in variables]
+        added = [variable.value.detach() - before.get(id(variable), 0) for variable in variables]
         for variable, total in zip(variables, _sums(added), strict=True):
             variable.assign(before.get(id(variable), 0) + total)
         return model.get_metrics_result()
@@ -116,13 +120,13 @@ def _with_all_metrics(model: keras.Model, function: Callable) -> Callable:
 
 
 def _forget_functions(model: keras.Model) -> None:
-    """Let Keras make the functions again, for one process."""
+    """Make Keras build new functions, for one process."""
     model.train_function = model.test_function = None
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of a tensor over all processes. Every process has its own loss, and the
-    sum is a part of all losses.
+    """Sums a tensor over all processes. The loss of every process depends on the sum, so
+    the gradients are summed too.
     """
 
     @staticmethod
@@ -164,19 +168,19 @@ class _Normalize(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(context, gradient, *_):
         x, gamma, mean, variance = context.saved_tensors
-        # of constant statistics: dy * gamma / deviation, sum of dy * x_hat, sum of dy
-        images = (each.permute(0, 3, 1, 2) for each in (gradient, x))
-        partly, on_gamma, on_beta = torch.ops.aten.native_batch_norm_backward(
+        # for constant statistics: dy * gamma / deviation, sum of dy * x_hat, sum of dy
+        images = (tensor.permute(0, 3, 1, 2) for tensor in (gradient, x))
+        direct, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(
             *images, gamma, mean, variance, None, None, False, context.epsilon, [True] * 3
         )
-        sums = torch.stack([on_beta, on_gamma])
+        sums = torch.stack([grad_beta, grad_gamma])
         distributed.all_reduce(sums)
-        of_gradient, of_product = (sums / context.count).unbind()
+        mean_grad, mean_product = (sums / context.count).unbind()
         factor = torch.rsqrt(variance + context.epsilon)
-        slope = -gamma * factor * factor * of_product
-        offset = -gamma * factor * of_gradient - slope * mean
-        on_x = partly.permute(0, 2, 3, 1) + (x * slope + offset)
-        return on_x.to(x.dtype), on_gamma, on_beta, None, None
+        slope = -gamma * factor * factor * mean_product
+        offset = -gamma * factor * mean_grad - slope * mean
+        grad_x = direct.permute(0, 2, 3, 1) + (x * slope + offset)
+        return grad_x.to(x.dtype), grad_gamma, grad_beta, None, None
 
 
 def _normalize(replicas: int, x, gamma, beta, epsilon: float):
@@ -190,7 +194,7 @@ def _sums(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     tensors = [tensor.detach() for tensor in tensors]
     sums: list[torch.Tensor] = []
     for bucket in _take_tensors(tensors, BUCKET_BYTES):
-        # not _flatten_dense_tensors, which returns a single tensor itself: it would be changed
+        # not _flatten_dense_tensors: it returns a single tensor uncopied, which would be changed
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         distributed.all_reduce(flat)
         sums += _unflatten_dense_tensors(flat, bucket)

@@ -1,4 +1,4 @@
-"""The kinds of distribution by backend, and how one is started."""
+"""The kinds of distribution on each backend, and the function that starts one."""
 
 import importlib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import keras
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution
 
-#: Kind and backend to module and class; a module is imported when it is needed.
+#: Module and class by kind and backend. A module is imported when it is needed.
 KINDS: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType(
     {
         ("none", "tensorflow"): ("base", "Distribution"),
@@ -42,20 +42,20 @@ def start(kind: str = "none", *, devices=None, batch_norm: str = "synchronized")
 
     Args:
         kind: A row of the table.
-        devices: Names such as `"cpu:0"` or `"gpu:1"`. For `model_parallel` perhaps rows,
-            `[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]`: the devices of a row share the
-            kernels, and the rows share the batch. None: all devices, in one row.
-        batch_norm: Statistics of a batch in training, for `kp` batch normalisation:
-            `"synchronized"` takes them over all devices, `"per_replica"` over each
-            device's part, and averages the moving ones. Models are saved without this
-            setting.
+        devices: Names such as `"cpu:0"` or `"gpu:1"`. For `model_parallel` they may be in
+            rows, `[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]`: the devices of a row share
+            the kernels, and the rows share the batch. None: all devices, in one row.
+        batch_norm: Statistics of a batch in training, for `kp` batch normalisation.
+            `"synchronized"` computes them over all devices. `"per_replica"` computes
+            them over each device's part, and averages the moving statistics. Models are
+            saved without this setting.
 
     Returns:
         A `Distribution`. Enter it: `with distribution:`.
 
     Raises:
         ValueError: for a kind that the backend does not have, and if the processes that
-            the environment announces did not come together.
+            the environment announces did not find each other.
 
     Example:
 
@@ -84,7 +84,7 @@ def start(kind: str = "none", *, devices=None, batch_norm: str = "synchronized")
             f"{reason}. Available on {backend}: {', '.join(available)}. Received: kind={kind!r}"
         )
     module, name = KINDS[kind, backend]
-    made = getattr(importlib.import_module(f"keras_preact.distribution.{module}"), name)
-    distribution = made(kind, devices, batch_norm)
+    cls = getattr(importlib.import_module(f"keras_preact.distribution.{module}"), name)
+    distribution = cls(kind, devices, batch_norm)
     environment.check_processes(distribution.processes)
     return distribution

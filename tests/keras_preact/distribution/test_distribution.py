@@ -80,7 +80,7 @@ def test_wrong_arguments():
     assert "takes no `devices`" in error_of(lambda: start(devices=["cpu:0"]))
     empty = tf.data.Dataset.from_tensor_slices(np.zeros((4, 2))).batch(2)
     with start() as distribution:
-        assert "nothing to predict" in error_of(
+        assert "at least one image" in error_of(
             lambda: distribution.predict(keras.Sequential(), np.zeros((0, 2)), 4)
         )
         assert "count" in error_of(lambda: distribution.evaluation_data(empty, 2, 0))
