@@ -23,14 +23,14 @@ class Activations:
     with a kernel, except recurrent cells.
 
     The model does not change, and batch normalisation uses its moving statistics. The
-    units of a stack are measured one by one, in the loop that runs them.
+    units of a stack are measured separately, in the stack's loop.
 
     Args:
         model: A built model.
         sample: Input of the model, an array or a structure of arrays.
 
     Attributes:
-        places: The layer of each of the m figures, by the path of its kernel.
+        places: `WeightPlace` of each of the m layers, with the path of its kernel.
 
     Raises:
         ValueError: for a model whose graph cannot be traced.
@@ -62,18 +62,19 @@ class Activations:
         for layer in _weight_layers(model):
             if isinstance(layer, UnitStack):
                 unit = layer.pattern
-                inside = [below(unit, each.kernel) for each in _weight_layers(unit)]
+                inside = [below(unit, sublayer.kernel) for sublayer in _weight_layers(unit)]
                 columns = [places(f"{layer.name}/{path}", layer) for path in inside]
-                own = [place for row in zip(*columns, strict=True) for place in row]
+                layer_places = [place for row in zip(*columns, strict=True) for place in row]
             else:
-                own = places(layer.kernel.path, owner.get(id(layer.kernel)))
-            self.layers.append((layer, own))
-        self.places = [place for _, own in self.layers for place in own]
+                layer_places = places(layer.kernel.path, owner.get(id(layer.kernel)))
+            self.layers.append((layer, layer_places))
+        self.places = [place for _, layer_places in self.layers for place in layer_places]
         self._compiled = autodiff.compiled(self._run)
 
     def wrong_input(self) -> str | None:
-        """Return what is wrong with the range of the sample after preprocessing: at a
-        weight layer that no other trainable layer precedes. None if nothing is.
+        """Return a message if the range of the sample is wrong after preprocessing, else
+        None. The range is measured at weight layers without a trainable layer before
+        them.
         """
         if len(self.arrays) != 1:
             return None
@@ -91,12 +92,12 @@ class Activations:
             if z.dtype.kind != "f" or z.shape[0] != len(x):
                 continue
             z = np.moveaxis(z.astype("float32"), step.channel_axis, -1)
-            found = preprocessing.wrong_scale(x.astype("float32"), z, is_plain=is_plain)
-            if found is not None:
+            wrong = preprocessing.wrong_scale(x.astype("float32"), z, is_plain=is_plain)
+            if wrong is not None:
                 before = "" if is_plain else "after preprocessing "
                 return (
                     f"The input has the wrong range: {before}the sample has a mean of "
-                    f"{found[0]:.3g} and a standard deviation of {found[1]:.3g} (healthy: about 0 "
+                    f"{wrong[0]:.3g} and a standard deviation of {wrong[1]:.3g} (healthy: about 0 "
                     "and 1). Pass the pixels that the preprocessing expects, or normalise them."
                 )
         return None
@@ -113,31 +114,34 @@ class Activations:
     def _run(self, *tensors):
         arrays, weights = tensors[: len(self.arrays)], tensors[len(self.arrays) :]
         with keras.StatelessScope(list(zip(self.model.weights, weights, strict=True))):
-            _, found = self._measured(self.graph, arrays)
+            _, statistics = self._measured(self.graph, arrays)
         return ops.concatenate(
-            [found.get(id(layer), _nothing(len(own))) for layer, own in self.layers]
+            [
+                statistics.get(id(layer), _nothing(len(layer_places)))
+                for layer, layer_places in self.layers
+            ]
         )
 
     def _measured(self, graph: Graph, inputs: Sequence) -> tuple[list, dict[int, Any]]:
         """Run a graph; return its outputs, and for each weight layer or stack, by its
-        id, the mean and deviation of its input, `(figures, 2)`.
+        id, the mean and standard deviation of its input, `(layers, 2)`.
         """
         values = graph.values(inputs)
-        found: dict[int, Any] = {}
+        statistics: dict[int, Any] = {}
         calls = {
-            i: functools.partial(self._measured_stack, step.operation, found)
+            i: functools.partial(self._measured_stack, step.operation, statistics)
             for i, step in enumerate(graph.steps)
             if isinstance(step.operation, UnitStack)
         }
         for i in graph.walk(values, calls=calls, until={}):
             layer = graph.steps[i].operation
-            if has_own_kernel(layer) and id(layer) not in found:
+            if has_own_kernel(layer) and id(layer) not in statistics:
                 x = ops.cast(values[graph.steps[i].inputs[0]], "float32")
-                found[id(layer)] = ops.reshape(ops.stack([ops.mean(x), ops.std(x)]), (1, 2))
-        return [values[number] for number in graph.outputs], found
+                statistics[id(layer)] = ops.reshape(ops.stack([ops.mean(x), ops.std(x)]), (1, 2))
+        return [values[number] for number in graph.outputs], statistics
 
-    def _measured_stack(self, stack: UnitStack, found: dict[int, Any], x):
-        """Run a stack; return its output, and put its figures into `found`."""
+    def _measured_stack(self, stack: UnitStack, statistics: dict[int, Any], x):
+        """Run a stack; return its output, and add its figures to `statistics`."""
         layers = _weight_layers(stack.pattern)
 
         def step(unit, x, slices):
@@ -148,13 +152,13 @@ class Activations:
         spec = keras.KerasTensor((len(layers), 2), "float32")
         y, figures = stack.run(step, x, outputs=spec, training=False)
         # if a stack is called twice, keep the first
-        found.setdefault(id(stack), ops.reshape(figures, (stack.depth * len(layers), 2)))
+        statistics.setdefault(id(stack), ops.reshape(figures, (stack.depth * len(layers), 2)))
         return y
 
 
 def _weight_layers(layer: keras.Layer) -> list[keras.Layer]:
-    """Return the weight layers in a layer, with stacks as one, in the order of their
-    weights.
+    """Return the weight layers in a layer, in the order of their weights. A stack counts
+    as one.
     """
     order = {id(variable): i for i, variable in enumerate(layer.variables)}
     first = {

@@ -31,18 +31,18 @@ class TrainingHealth(keras.callbacks.Callback):
 
     The norms are computed inside the compiled train step, only when they are due, and
     without a copy to the host. During `fit`, `model.optimizer` is a wrapper of the
-    optimizer that computes them; it is never saved. At the end the optimizer is back.
-    After a `fit` that raised an exception, the next `fit` with such a callback or
-    `remove()` puts it back.
+    optimizer that computes them; it is never saved. The end of `fit` restores the
+    optimizer. After a `fit` that raised an exception, the next `fit` with such a
+    callback or `remove()` restores it.
 
     Args:
         interval: Updates between two records. With a larger `steps_per_execution`, the
             last such update of an execution is recorded.
-        sample: A batch of some inputs of the model, to measure the activations on, at
-            inference. A range that the network does not expect is reported before the
-            first update. None: no activations.
-        ranges: Figure to the `kp.health.Range` to judge it by, instead of the row of
-            `kp.health.HEALTHY_RANGES`. None for a figure that is not judged. With
+        sample: A batch of inputs of the model. The activations are measured on it, at
+            inference. If its range is not the range that the network expects, this is
+            reported before the first update. None: no activations.
+        ranges: Maps a figure to a `kp.health.Range` that replaces its row of
+            `kp.health.HEALTHY_RANGES`, or to None if it is not judged. With
             `keras.optimizers.Muon`, updates of up to 10 % of a weight are healthy.
         csv: File for the records, one line each: step, epoch, loss, gradient_norm,
             layer_gradient_ratio, train_validation_gap, then gradient_norm/PATH,
@@ -59,18 +59,18 @@ class TrainingHealth(keras.callbacks.Callback):
 
     Attributes:
         history: The `kp.health.HealthRecord`s.
-        weights: Names of the weights in a record's arrays, in order: the path, and in a
-            stack that of the unit's own, `stage1_unit3/branch/conv_1/kernel`.
-        inputs: The same for its activations: the kernels of the layers.
-        gaps: Epoch to gap: the accuracy in training minus that in validation. Without
-            an accuracy, the difference of the first metric, divided by its training
-            value.
-        divergence: The message that training was stopped with, or None.
+        weights: Names of the weights in a record's arrays, in order. A name is the path
+            of the weight; in a stack, the path in the unit,
+            `stage1_unit3/branch/conv_1/kernel`.
+        inputs: Names of the layers in a record's activations: the paths of their
+            kernels.
+        gaps: Gap of each epoch: training accuracy minus validation accuracy. Without an
+            accuracy, the difference of the first metric, divided by its training value.
+        divergence: The message about the divergence that stopped training, or None.
 
-    Gradients are those before clipping, of the loss without its scale. An update is the
-    change of a train step, decay included. With gradient accumulation an update is one
-    of the accumulated gradients. Steps that a `LossScaleOptimizer` skips are not
-    counted.
+    Gradients are measured before clipping and without a loss scale. An update is the
+    change of a train step, including decay. With gradient accumulation, accumulated
+    gradients make one update. Steps that a `LossScaleOptimizer` skips are not counted.
 
     Raises:
         ValueError: for arguments that do not fit, a model that is not built, a second
@@ -134,9 +134,9 @@ class TrainingHealth(keras.callbacks.Callback):
         self._start()
 
     def _start(self) -> None:
-        """Forget what was seen in the `fit` before."""
+        """Forget the previous `fit`."""
         self.divergence: str | None = None
-        self._suspected: set[str] = set()  # causes that the record before has shown
+        self._suspected: set[str] = set()  # causes that the previous record showed
         self._first_loss = math.nan
         self._accuracies: list[float] = []
         self._highest_rate: float | None = None
@@ -155,7 +155,7 @@ class TrainingHealth(keras.callbacks.Callback):
         if before is not None:
             if before.fit is model.history:
                 raise ValueError(
-                    "A fit takes one TrainingHealth. Received: two of them in `callbacks`"
+                    "Use one TrainingHealth in a fit. Received: two of them in `callbacks`"
                 )
             before.remove()
         self.ranges = replaced(self._own_ranges, model.optimizer)
@@ -177,14 +177,14 @@ class TrainingHealth(keras.callbacks.Callback):
         self._left = self._until_due()
         if self._activations is not None and (wrong := self._activations.wrong_input()):
             self._report("input", wrong)
-        if keras.backend.backend() != "torch":  # there, nothing is compiled for an optimizer
+        if keras.backend.backend() != "torch":  # torch compiles nothing for an optimizer
             model.make_train_function(force=True)
 
     def state(self) -> dict[str, Any]:
-        """Return what another callback needs to continue as this one would, in JSON's
-        types: see `restore`.
+        """Return the state that another callback needs to continue like this one, in
+        JSON's types; see `restore`.
         """
-        # on JAX, what the model holds is up to date once it was asked for
+        # on JAX, the access to `self.model` updates its variables
         probe = None if self._probe is None else Probe.of(self.model.optimizer)
         measured = self._seen if probe is None else int(ops.convert_to_numpy(probe.step.value))
         state = {
@@ -204,12 +204,12 @@ class TrainingHealth(keras.callbacks.Callback):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Have the next `fit` continue from the `state()` of another one, with its
-        model and optimizer.
+        """Make the next `fit` continue from the `state()` of another `fit`, with the
+        model and optimizer of that `fit`.
 
-        It records, reports and writes what that one would have. Rows of the CSV file
-        that are later than the state are dropped, since they come again. `history` has
-        the records of the new `fit` alone.
+        It records, reports and writes what the other `fit` would have. Rows of the CSV
+        file that are later than the state are dropped, since they are written again.
+        `history` has only the records of the new `fit`.
         """
         self._restored = state
 
@@ -242,10 +242,10 @@ class TrainingHealth(keras.callbacks.Callback):
         self._left -= batch - self._first + 1
         if self._left > 0:
             return
-        model = self.model  # on JAX, what the model holds is up to date from here on
+        model = self.model  # on JAX, this access updates the variables
         self._left = self._until_due()
         step = int(ops.convert_to_numpy(self._probe.step.value))
-        if step != self._seen:  # else an optimizer with a loss scale has skipped the step
+        if step != self._seen:  # else an optimizer with a loss scale skipped the step
             self._seen = step
             self._accuracies = [_number(logs, name) for name in logs or () if "acc" in name]
             self._record(step, _number(logs, "loss"))
@@ -277,7 +277,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self._judge(record)
 
     def _judge(self, record: HealthRecord) -> None:
-        """Report why training diverged, or else the first cause of what is unhealthy."""
+        """Report why training diverged, or else the first cause of unhealthy training."""
         rates = self._rates()
         diverged = findings.divergence(record, self.weights, self._limit)
         if diverged is not None:
@@ -291,11 +291,11 @@ class TrainingHealth(keras.callbacks.Callback):
             return
         stuck = findings.is_stuck(record, self._first_loss, self._accuracies)
         figures = findings.measured(record, self._watched, self._read)
-        found = findings.causes(figures, self.ranges, rates, stuck)
-        before, self._suspected = self._suspected, {cause.name for cause in found}
-        if found and (found[0].at_once or found[0].name in before):
-            row = self.ranges[found[0].figure]
-            self._report(found[0].name, findings.message(found[0], figures, row, rates))
+        causes = findings.causes(figures, self.ranges, rates, stuck)
+        before, self._suspected = self._suspected, {cause.name for cause in causes}
+        if causes and (causes[0].at_once or causes[0].name in before):
+            row = self.ranges[causes[0].figure]
+            self._report(causes[0].name, findings.message(causes[0], figures, row, rates))
 
     def _rates(self) -> findings.Rates:
         optimizer = self._probe.inner

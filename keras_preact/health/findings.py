@@ -1,5 +1,5 @@
-"""What a record says of the health of training: one finding per cause, not one per
-effect.
+"""The causes of unhealthy training that a record shows, and the messages about them.
+Effects of a cause are not reported.
 """
 
 import dataclasses
@@ -18,26 +18,26 @@ STUCK_UPDATES = 100
 STUCK_LOSS = 0.8
 #: ... and the training accuracy, if there is one, is below this.
 STUCK_ACCURACY = 0.9
-#: A training that has diverged, among the causes that were reported.
+#: The name of the cause that training has diverged.
 DIVERGENCE = "divergence"
 #: The name of the cause that a learning rate is too high.
 TOO_HIGH = "update_ratio above"
-#: Number of epochs in a row whose gap must be outside the range before it is reported.
+#: A gap is reported after it was outside the range for this number of epochs in a row.
 GAP_EPOCHS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """A reason for unhealthy training, which is visible as a figure outside its range.
+    """A cause of unhealthy training, visible as a figure outside its range.
 
     Args:
         figure: A key of the ranges.
         side: `"below"` or `"above"`.
-        at_once: Report it after the first record. Others have to be there in two
+        at_once: Whether to report it after one record. Other causes must be in two
             records in a row.
-        if_stuck: Report it only while the loss does not fall: a network that learns is
-            healthy whatever this figure is. At the end of training, for example,
-            gradients are small.
+        if_stuck: Whether to report it only while the loss does not fall: a network that
+            learns is healthy whatever this figure is. At the end of training, for
+            example, gradients are small.
     """
 
     figure: str
@@ -47,11 +47,11 @@ class Cause:
 
     @property
     def name(self) -> str:
-        """Its name among the causes that were reported."""
+        """Name of the cause, to report it only once."""
         return f"{self.figure} {self.side}"
 
 
-#: In the order of causes and effects: of the causes that a record shows, the first is reported.
+#: Causes come before their effects: only the first cause that a record shows is reported.
 CAUSES = (
     Cause("update_ratio", "above", at_once=True),
     Cause("activation_std", "above"),
@@ -65,7 +65,7 @@ CAUSES = (
     Cause("update_ratio", "below", if_stuck=True),
     Cause("gradient_weight_ratio", "below", if_stuck=True),
 )
-#: After these have been reported, all that follows is their effect.
+#: After one of these is reported, later causes are its effects.
 FINAL = frozenset({TOO_HIGH, DIVERGENCE})
 
 
@@ -74,8 +74,8 @@ class Rates:
     """Learning rates of a run.
 
     Args:
-        now: That of the recorded update.
-        highest: The highest of the run.
+        now: Learning rate of the recorded update.
+        highest: Highest learning rate of the run.
     """
 
     now: float
@@ -87,8 +87,8 @@ class Rates:
         return self.now / self.highest if self.highest > 0 else 1.0
 
     def better(self, ratio: float, row: Range, side: str) -> float:
-        """Return a round rate whose updates would be in the range, from the rate that
-        had this `ratio`.
+        """Return a round learning rate that would bring the updates into the range. The
+        present rate has this `ratio`.
         """
         bound = row.high if side == "above" else row.low
         return _round(self.now * bound / ratio) if ratio > 0 else 10 * self.highest
@@ -96,7 +96,7 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class FigureValues:
-    """Values of a figure, at `places` or, without them, of the whole network."""
+    """Values of a figure, one for each of `places`, or one for the whole network."""
 
     values: np.ndarray
     places: Sequence[WeightPlace] = ()
@@ -108,13 +108,14 @@ def measured(
     """Return the figures of a record that are judged.
 
     Args:
-        record: Figures of the weights `watched`.
+        record: Record of the weights `watched`.
         read: Places of the record's activations.
     """
     kernels = [
         place for place, kernel in zip(watched.places, watched.kernels, strict=True) if kernel
     ]
-    # the classifier's input is averaged, the stem's is an image: units are judged, if there are any
+    # only units are judged, if there are any: the classifier's input is averaged, the stem's is an
+    # image
     inside = np.array([place.in_unit for place in read], bool)
     inside = inside if inside.any() else np.ones(len(read), bool)
     judged = [place for place, taken in zip(read, inside, strict=True) if taken]
@@ -136,21 +137,21 @@ def causes(
     figures: Mapping[str, FigureValues], ranges: Mapping[str, Range], rates: Rates, stuck: bool
 ) -> list[Cause]:
     """Return the causes that the figures of a record show, the first cause first."""
-    found = []
+    shown = []
     for cause in CAUSES:
         if cause.figure not in ranges or (cause.if_stuck and not stuck):
             continue
         values = figures[cause.figure].values
         if (cause.figure, cause.side) == ("update_ratio", "below"):
-            # small updates are no mistake in a warm-up, nor at the end of a schedule
+            # small updates are normal in a warm-up and at the end of a schedule
             values = values / rates.share if rates.share > 0 else values * math.nan
         if ranges[cause.figure].outside(values, cause.side).any():
-            found.append(cause)
-    return found
+            shown.append(cause)
+    return shown
 
 
 def message(cause: Cause, figures: Mapping[str, FigureValues], row: Range, rates: Rates) -> str:
-    """Return what a person reads: the cause, the evidence, the remedy."""
+    """Return the message to the user: the cause, the evidence, the remedy."""
     figure = figures[cause.figure]
     below = cause.side == "below"
     extreme = int((np.nanargmin if below else np.nanargmax)(figure.values))
@@ -170,7 +171,7 @@ def message(cause: Cause, figures: Mapping[str, FigureValues], row: Range, rates
 
 
 def gap_message(gap: float, row: Range) -> str:
-    """Return what a person reads of a gap between training and validation."""
+    """Return the message about a gap between training and validation."""
     evidence = (
         f"{row.figure} {gap:.3g}, large for {GAP_EPOCHS} epochs (healthy: {row.healthy('above')})"
     )
@@ -178,33 +179,33 @@ def gap_message(gap: float, row: Range) -> str:
 
 
 def divergence(record: HealthRecord, weights: Sequence[str], limit: float | None) -> str | None:
-    """Return in words how training has diverged in a record; None if it has not.
+    """Describe how training has diverged in a record, or return None if it has not.
 
     Args:
-        record: Figures of `weights`.
+        record: Record of `weights`.
         limit: Gradient norm above which training has diverged, or None.
     """
-    what = []
+    signs = []
     bad = np.flatnonzero(~np.isfinite(record.gradient_norms))
     if bad.size:
-        what.append(
+        signs.append(
             f"the gradient is not finite in {bad.size} of {len(weights)} weights, the first of "
             f"them {weights[bad[0]]}"
         )
     elif limit is not None and record.gradient_norm > limit:
-        most = weights[int(np.argmax(record.gradient_norms))]
-        what.append(
+        largest = weights[int(np.argmax(record.gradient_norms))]
+        signs.append(
             f"the gradient norm is {record.gradient_norm:.3g} (limit: {limit:g}), most of it in "
-            f"{most}"
+            f"{largest}"
         )
     if not math.isfinite(record.loss):
-        what.append(f"the loss is {record.loss}")
-    return f"training diverged in update {record.step}: {', and '.join(what)}" if what else None
+        signs.append(f"the loss is {record.loss}")
+    return f"training diverged in update {record.step}: {', and '.join(signs)}" if signs else None
 
 
 def divergence_message(evidence: str, rates: Rates, first_loss: float) -> str:
-    """Return what a person reads of a divergence from the loss of the first update and
-    `divergence`.
+    """Return the message about a divergence. `evidence` is the text of `divergence`,
+    `first_loss` the loss of the first update.
     """
     if not math.isfinite(first_loss):
         return (
@@ -216,13 +217,12 @@ def divergence_message(evidence: str, rates: Rates, first_loss: float) -> str:
 
 
 def is_stuck(record: HealthRecord, first_loss: float, accuracies: Collection[float]) -> bool:
-    """Return whether a network has learned nothing, or not much, although it had time
-    to.
+    """Return whether a network has learned little or nothing after `STUCK_UPDATES`.
 
     Args:
         record: Newest record.
         first_loss: Loss of the first update.
-        accuracies: Accuracies in training, if there are any.
+        accuracies: Training accuracies, if there are any.
     """
     if record.step < STUCK_UPDATES or any(value >= STUCK_ACCURACY for value in accuracies):
         return False
@@ -230,17 +230,17 @@ def is_stuck(record: HealthRecord, first_loss: float, accuracies: Collection[flo
 
 
 def highest_rate(rate: Callable[[int], float], steps: int) -> float:
-    """Return the highest value of a schedule in `steps` updates, from samples that
-    become denser around it.
+    """Return the highest value of a schedule in `steps` updates. It samples the schedule
+    more and more densely around that value.
     """
     first, last = 0, max(0, steps - 1)
     while True:
         samples = sorted({int(step) for step in np.linspace(first, last, 50)})
         values = [rate(step) for step in samples]
-        at = int(np.argmax(values))
+        peak = int(np.argmax(values))
         if len(samples) == last - first + 1:
-            return values[at]
-        first, last = samples[max(0, at - 1)], samples[min(len(samples) - 1, at + 1)]
+            return values[peak]
+        first, last = samples[max(0, peak - 1)], samples[min(len(samples) - 1, peak + 1)]
 
 
 def _percent(share: float) -> str:
@@ -252,14 +252,14 @@ def _where(figure: FigureValues, outside: np.ndarray, extreme: int) -> str:
     if not figure.places:
         return ""
     groups = {place.group for place in figure.places}
-    found = {place.group for place, out in zip(figure.places, outside, strict=True) if out}
+    affected = {place.group for place, out in zip(figure.places, outside, strict=True) if out}
     units = [place.in_unit for place in figure.places]
     noun = "units" if all(units) else "units and layers" if any(units) else "layers"
-    return f" at {figure.places[extreme].name}, outside in {len(found)} of {len(groups)} {noun}"
+    return f" at {figure.places[extreme].name}, outside in {len(affected)} of {len(groups)} {noun}"
 
 
 def _round(value: float) -> float:
-    """Return the next number below `value` that is 1, 2 or 5 times a power of ten."""
+    """Round `value` down to 1, 2 or 5 times a power of ten."""
     if not 0 < value < math.inf:
         return value
     power = 10.0 ** math.floor(math.log10(value))

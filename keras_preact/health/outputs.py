@@ -1,4 +1,4 @@
-"""Writes records to a CSV file and to TensorBoard."""
+"""Files for records: CSV and TensorBoard."""
 
 import csv
 import errno
@@ -42,8 +42,8 @@ class CsvFile:
                     )
 
     def drop_after(self, step: int) -> None:
-        """Drop the rows of later steps, the first column, and an incomplete last line. The
-        file is replaced as a whole or stays as it is.
+        """Drop rows with a later step (the first column) and an incomplete last line. The
+        file is replaced as a whole or not at all.
         """
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         kept = [
@@ -58,8 +58,8 @@ class CsvFile:
             self.path.chmod(mode)
 
     def append(self, values: Iterable[object]) -> None:
-        """Append a line, in a new file after that of the columns. NaN becomes an empty
-        cell.
+        """Append a line; a new file gets the line of the columns first. NaN becomes an
+        empty cell.
         """
         line = _line("" if value != value else value for value in values)
         with self.path.open("ab", buffering=0) as file:
@@ -77,8 +77,8 @@ def _line(values: Iterable[object]) -> bytes:
 
 
 def columns(watched: Watched, read: Sequence[WeightPlace]) -> list[str]:
-    """Return the columns of a record: figures of the network, then of every weight and
-    weight layer.
+    """Return the columns of a record: the figures of the network, then the figures of
+    every weight and weight layer.
     """
     weights = [place.name for place in watched.places]
     inputs = [place.name for place in read]
@@ -108,8 +108,8 @@ def row(record: HealthRecord) -> list[object]:
 
 
 def summary(record: HealthRecord, watched: Watched) -> dict[str, float]:
-    """Return the scalars of a record: the whole network, each unit's gradient, the
-    spread of the ratios.
+    """Return the scalars of a record: figures of the whole network, each unit's gradient
+    norm, and the spread of the other figures.
     """
     scalars = {
         f"health/{name}": value for name, value in record.scalars().items() if name != "loss"
@@ -125,8 +125,8 @@ def summary(record: HealthRecord, watched: Watched) -> dict[str, float]:
     for name, values in spreads.items():
         values = values[~np.isnan(values)]
         if values.size:
-            parts = {"min": np.min(values), "median": np.median(values), "max": np.max(values)}
-            scalars |= {f"health_{name}/{part}": value for part, value in parts.items()}
+            spread = {"min": np.min(values), "median": np.median(values), "max": np.max(values)}
+            scalars |= {f"health_{name}/{statistic}": value for statistic, value in spread.items()}
     return {name: float(value) for name, value in scalars.items() if value == value}
 
 

@@ -23,19 +23,20 @@ class Probe:
     their update are variables of that wrapper. The optimizer itself does not change.
 
     Args:
-        model: Compiled and built.
-        watched: Its weights.
-        interval: Updates whose number is a multiple of this one are measured.
-        limit: A gradient norm. Every update is measured, and after one whose gradient
-            is above or not finite the figures stay as they are. None: no limit.
+        model: A compiled and built model.
+        watched: The weights of the model.
+        interval: Measure every update with a number that is a multiple of this one.
+        limit: Limit of the gradient norm. Every update is checked. After an update with a
+            gradient norm above the limit or not finite, the figures stay as they are.
+            None: no limit.
 
     Figures are norms, in float32: of the gradient before it is clipped, of the weight
-    before the update, and of its change, decay included. Accumulated gradients count as
-    their mean. With several replicas, gradients are those of the whole batch.
+    before the update, and of its change, including decay. Accumulated gradients count as
+    their mean. With several replicas, the gradient is over the whole batch.
 
     Attributes:
         optimizer: The user's optimizer.
-        fit: The history of its fit; every fit has another one.
+        fit: The history of the present fit; every fit has another one.
         due: Whether the next step is measured. Only PyTorch needs to know it before the
             step; the other backends look at the step's number.
     """
@@ -75,30 +76,30 @@ class Probe:
         return int(ops.convert_to_numpy(self.inner._iterations.value))
 
     def before(self, gradients: Sequence, variables: Sequence) -> "_Before":
-        """Return what the figures need from before the update."""
+        """Return the values before the update that the figures need."""
         if keras.backend.backend() == "tensorflow":
             gradients = _summed_over_replicas(gradients)
-        # of an optimizer that exchanges gradients itself
+        # an optimizer that exchanges gradients itself has this function
         if exchange := getattr(self.optimizer, "whole_gradients", None):
             gradients = exchange(gradients)
-        given = {id(variable): each for variable, each in zip(variables, gradients, strict=True)}
-        own = [given.get(id(variable)) for variable in self.watched.variables]
-        # of a LossScaleOptimizer, or of another one
+        by_id = {id(variable): each for variable, each in zip(variables, gradients, strict=True)}
+        measured = [by_id.get(id(variable)) for variable in self.watched.variables]
+        # the scale of a LossScaleOptimizer, or of another optimizer
         scale = getattr(self.optimizer, "dynamic_scale", self.inner.loss_scale_factor)
         scale = None if scale is None else ops.convert_to_tensor(scale)
         if self.accumulated > 1:
-            own = [
+            measured = [
                 each if each is None else self._with_accumulated(each, variable, scale)
-                for each, variable in zip(own, self.watched.variables, strict=True)
+                for each, variable in zip(measured, self.watched.variables, strict=True)
             ]
             scale = None
-        # a copy: on TensorFlow a conversion is none
+        # a copy: on TensorFlow a conversion does not copy
         number = ops.add(self.inner.iterations, 0)
-        return _Before(own, scale, self._weights(number), number)
+        return _Before(measured, scale, self._weights(number), number)
 
     def _weights(self, number):
-        """Return the values of the weights before update `number + 1`, as one vector; in
-        a step that is not measured anything else.
+        """Return the values of the weights before update `number + 1`, as one vector. In a
+        step that is not measured, the values are arbitrary.
         """
         variables = self.watched.variables
         dtype = "float64" if any(each.dtype == "float64" for each in variables) else "float32"
@@ -108,13 +109,13 @@ class Probe:
 
         if keras.backend.backend() != "tensorflow" or self.limit is not None:
             return copy()
-        # TensorFlow does copy them, and would in every step
+        # TensorFlow really copies them, and would do so in every step
         size = sum(math.prod(each.shape) for each in variables)
         due = ops.equal(ops.mod(number + 1, self.interval), 0)
         return ops.cond(due, copy, lambda: ops.zeros(size, dtype))
 
     def _with_accumulated(self, gradient, variable: keras.Variable, scale):
-        """Return the mean of a gradient and those of the batches before it."""
+        """Return the mean of a gradient and the gradients of the batches before it."""
         collected = self.inner._accumulated_gradients[self.inner._get_variable_index(variable)]
         gradient = _dense(gradient) if scale is None else _dense(gradient) / scale
         return (gradient + collected) / self.accumulated
@@ -148,38 +149,38 @@ class Probe:
             ]
             return ops.stack(norms), ops.cast(number, "int32")
 
-        # what is assigned in a branch does not reach all replicas
+        # values that a branch assigns do not reach all replicas
         return ops.cond(due, measure, lambda: (figures, step))
 
     def _is_bad(self, norms):
         norm = ops.sqrt(ops.sum(ops.square(norms)))
-        # TensorFlow turns `not (norm <= limit)`, which would say both, into `norm > limit`, which
-        # NaN is not
+        # TensorFlow turns `not (norm <= limit)`, which is true for NaN, into `norm > limit`, which
+        # is false for NaN
         return ops.logical_or(ops.logical_not(ops.isfinite(norm)), ops.greater(norm, self.limit))
 
     def _norms(self, tensors: Sequence, scale=None):
         """Return the norm of each watched weight's tensor, divided by `scale`, `(n,)`; 0
         without a tensor.
         """
-        parts = []
+        all_norms = []
         watched = self.watched
         for variable, stacked, tensor in zip(
             watched.variables, watched.stacked, tensors, strict=True
         ):
             if tensor is None:
-                parts.append(ops.zeros(variable.shape[0] if stacked else 1))
+                all_norms.append(ops.zeros(variable.shape[0] if stacked else 1))
                 continue
             tensor = ops.cast(_dense(tensor), "float32")
             tensor = tensor if scale is None else tensor / scale
             axes = tuple(range(int(stacked), len(variable.shape)))
             norms = ops.sqrt(ops.sum(ops.square(tensor), axis=axes))
-            parts.append(ops.reshape(norms, (-1,)))
-        return ops.concatenate(parts)
+            all_norms.append(ops.reshape(norms, (-1,)))
+        return ops.concatenate(all_norms)
 
 
 class _Before(NamedTuple):
-    """What `Probe` needs from before an update: for each watched weight its gradient,
-    which is multiplied by `scale`; the values of all, as one vector; the number of updates.
+    """The values before an update that `Probe` needs: the gradient of each watched weight,
+    multiplied by `scale`; the values of all weights, as one vector; the number of updates.
     """
 
     gradients: list
@@ -189,10 +190,10 @@ class _Before(NamedTuple):
 
 
 class ProbedOptimizer(WrappedOptimizer):
-    """An optimizer whose updates a `Probe` measures.
+    """A wrapper of an optimizer that lets a `Probe` measure its updates.
 
-    The probe's variables are only in `variables`, as a part of the train step's state:
-    what is saved is the wrapped optimizer alone.
+    The probe's variables are in `variables`, since they are part of the train step's
+    state. Only the wrapped optimizer is saved.
     """
 
     probe: Probe
@@ -221,23 +222,23 @@ class ProbedOptimizer(WrappedOptimizer):
         self, optimizer_variables: Sequence, grads: Sequence, trainable_variables: Sequence
     ) -> tuple[list, list]:
         probe = self.probe
-        *own, figures, step = optimizer_variables
-        names = [*probe.watched.variables, *self.variables]
+        *inner, figures, step = optimizer_variables
+        state = [*probe.watched.variables, *self.variables]
 
         def values(*tensors):
-            return keras.StatelessScope(list(zip(names, tensors, strict=True)))
+            return keras.StatelessScope(list(zip(state, tensors, strict=True)))
 
-        with values(*trainable_variables, *own, figures, step):
+        with values(*trainable_variables, *inner, figures, step):
             before = probe.before(grads, probe.watched.variables)
-        weights, own = super().stateless_apply(own, grads, trainable_variables)
-        with values(*weights, *own, figures, step):
+        weights, inner = super().stateless_apply(inner, grads, trainable_variables)
+        with values(*weights, *inner, figures, step):
             measured = probe.after(before)
-        return weights, [*own, *measured]
+        return weights, [*inner, *measured]
 
 
 def own_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables of the model's optimizer, which is built if needed, without
-    those of a probe.
+    """Return the variables of the model's optimizer without the variables of a probe.
+    The optimizer is built if needed.
     """
     probe = Probe.of(model.optimizer)
     optimizer = model.optimizer if probe is None else probe.optimizer
@@ -248,8 +249,8 @@ def own_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def _dense(gradient):
-    """Return a tensor for an embedding's gradient, which TensorFlow holds as a list of
-    rows, perhaps with repetitions.
+    """Return a gradient as a tensor. TensorFlow holds an embedding's gradient as a list
+    of rows, perhaps with repetitions.
     """
     if keras.backend.backend() != "tensorflow":
         return gradient
@@ -259,7 +260,7 @@ def _dense(gradient):
 
 
 def _summed_over_replicas(gradients: Sequence) -> Sequence:
-    """Return the gradients of the whole batch from those of a replica of
+    """Return the gradients of the whole batch from the gradients of a replica of
     `tf.distribute`.
     """
     import tensorflow as tf

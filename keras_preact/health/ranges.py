@@ -1,4 +1,4 @@
-"""The ranges in which training is healthy, as data."""
+"""The healthy range of each figure, as data."""
 
 import dataclasses
 import math
@@ -14,16 +14,16 @@ from keras_preact.wrapped_optimizer import unwrapped
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The healthy values of a figure: from `low` to `high`.
+    """The healthy values of a figure, from `low` to `high`.
 
     Args:
         figure: Name of the figure in a message.
-        low, high: The bounds, which belong to the range; infinite for none.
-        below, above: Cause of a value outside. `{rate}` stands for the learning rate.
-            Which figures are judged on which side, and when, is in
-            `keras_preact.health.findings.CAUSES`.
-        if_below, if_above: What to do then. `{better_rate}` stands for a learning rate
-            that would be in the range.
+        low, high: Bounds of the range, inclusive; infinite for no bound.
+        below, above: Cause of a value below or above the range. `{rate}` becomes the
+            learning rate. `keras_preact.health.findings.CAUSES` lists which figures are
+            judged on which side, and when.
+        if_below, if_above: Remedy for a value below or above the range. `{better_rate}`
+            becomes a learning rate that would be in the range.
         margin: A message appears only for values this many times beyond a bound.
             Healthy runs leave some of the ranges for a while.
 
@@ -43,7 +43,7 @@ class Range:
     def __post_init__(self):
         if not self.low < self.high:
             raise ValueError(
-                f"A range goes from `low` up to `high`. Received: low={self.low}, high={self.high}"
+                f"`low` must be less than `high`. Received: low={self.low}, high={self.high}"
             )
         if not self.margin >= 1:
             raise ValueError(f"`margin` must be at least 1. Received: margin={self.margin}")
@@ -61,8 +61,7 @@ class Range:
         return f"above {self.low / unit:g}" if side == "below" else f"below {self.high / unit:g}"
 
 
-#: Figure to the range in which it is healthy. Of the weights, only kernels (two axes or more) are
-#: judged.
+#: Healthy range of each figure. Of the weights, only kernels (two axes or more) are judged.
 HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "gradient_norm": Range(
@@ -93,7 +92,7 @@ HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
             if_below="Check initialisation and normalisation there",
         ),
         "layer_gradient_ratio": Range(
-            "gradient norm of the first unit over that of the last",
+            "ratio of the gradient norms of the first and last unit",
             0.1,
             10.0,
             below="The gradient vanishes on its way to the first unit",
@@ -133,16 +132,16 @@ HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
 )
 
 
-#: The largest healthy update of `keras.optimizers.Muon`, as a share of the weight: it moves all
-#: directions of a kernel alike, also those that a gradient would leave.
+#: The largest healthy update of `keras.optimizers.Muon`, as a share of the weight. Muon moves all
+#: directions of a kernel alike, also directions with hardly any gradient.
 MUON_UPDATE = 0.1
 
 
 def replaced(
     ranges: Mapping[str, Range | None] | None, optimizer: keras.optimizers.Optimizer | None = None
 ) -> dict[str, Range]:
-    """Return `HEALTHY_RANGES`, those of an optimizer, with the rows of `ranges` in place
-    of its own, and without those that are None there.
+    """Return the healthy ranges for an optimizer. Rows of `ranges` replace the rows of
+    `HEALTHY_RANGES`; None removes a row.
     """
     table: dict[str, Range | None] = dict(HEALTHY_RANGES)
     if isinstance(unwrapped(optimizer), keras.optimizers.Muon):

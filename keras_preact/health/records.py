@@ -1,4 +1,4 @@
-"""What was measured in one update."""
+"""The measurements of one update."""
 
 import dataclasses
 
@@ -7,20 +7,19 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class HealthRecord:
-    """The figures of one update of n weights; those of a stack are counted unit by
-    unit.
+    """The figures of one update of n weights. A stacked weight counts once per unit.
 
     Args:
         step: Number of the update, from 1.
-        epoch: From 0.
-        loss: Mean of the epoch so far, as `fit` logs it.
+        epoch: Number of the epoch, from 0.
+        loss: Mean loss of the epoch so far, as `fit` logs it.
         gradient_norms: Norm of each weight's gradient, `(n,)`, before clipping.
         weight_norms: Norm of each weight before the update, `(n,)`.
         update_norms: Norm of each weight's change in the update, `(n,)`, decay
             included.
-        layer_gradient_ratio: Gradient norm of the first unit over that of the last; in
-            a model without units, of the first and the last layer. NaN if there are not
-            two.
+        layer_gradient_ratio: Gradient norm of the first unit divided by the gradient
+            norm of the last. In a model without units, the first and last layers count
+            instead. NaN if there are not two.
         activation_means, activation_stds: Mean and standard deviation of the input of
             each of m weight layers, `(m,)`. Empty without a sample.
         gap: Gap between training and validation after the last epoch; NaN without

@@ -1,4 +1,4 @@
-"""Every trainable weight of a model by name, those of stacked units one by one."""
+"""The trainable weights of a model by name. A stacked weight has a name per unit."""
 
 import dataclasses
 
@@ -14,9 +14,9 @@ class WeightPlace:
     """The place of a weight.
 
     Args:
-        name: Path of the weight, in a stack that of the unit's own:
+        name: Path of the weight; in a stack, the path in the unit:
             `stage1_unit3/branch/conv_1/kernel`.
-        group: Its unit, or its layer if it is in no unit.
+        group: Path of its unit, or of its layer if it is in no unit.
         in_unit: Whether `group` is a residual unit.
     """
 
@@ -45,14 +45,13 @@ def places(path: str, owner: keras.Layer | None) -> list[WeightPlace]:
 
 
 class Watched:
-    """The trainable weights of a model in order; a stacked weight counts once for each
-    unit of its stack.
+    """The trainable weights of a model in order. A stacked weight counts once per unit.
 
     Attributes:
         variables: The variables.
-        stacked: For each of them, whether its leading axis counts units.
+        stacked: Whether the leading axis of each variable counts units.
         places: `WeightPlace` of each of the n weights.
-        kernels: Which of them are kernels, `(n,)`.
+        kernels: Mask of the weights that are kernels, `(n,)`.
     """
 
     def __init__(self, model: keras.Model):
@@ -64,14 +63,14 @@ class Watched:
         self.places: list[WeightPlace] = []
         kernels: list[bool] = []
         for variable, stacked in zip(self.variables, self.stacked, strict=True):
-            own = places(variable.path, owner.get(id(variable)))
-            self.places += own
-            kernels += [len(variable.shape) - stacked > 1] * len(own)
+            weight_places = places(variable.path, owner.get(id(variable)))
+            self.places += weight_places
+            kernels += [len(variable.shape) - stacked > 1] * len(weight_places)
         self.kernels = np.array(kernels, bool)
 
     def group_norms(self, norms: np.ndarray) -> dict[str, float]:
-        """Return the norm of each group from those of its weights: of the units alone,
-        if there are any.
+        """Return the norm of each group from the norms of its weights. If there are
+        units, only they are groups.
         """
         units = any(place.in_unit for place in self.places)
         squares: dict[str, float] = {}

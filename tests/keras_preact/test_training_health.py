@@ -762,7 +762,7 @@ def fit_with(*callbacks):
         (lambda path: Range("figure", 0.0, 1.0, margin=0.5), "margin=0.5"),
         (lambda path: fit_with(watch(csv=path / "no/health.csv")), "in an existing folder"),
         (lambda path: fit_with(watch(csv=path / "other.csv")), "other columns than this model"),
-        (lambda path: fit_with(watch(), watch()), "A fit takes one TrainingHealth"),
+        (lambda path: fit_with(watch(), watch()), "Use one TrainingHealth"),
         (lambda path: fit_with(watch(tensorboard=path)), "keras-preact[training]"),
     ],
 )
