@@ -148,9 +148,9 @@ class TestArrays:
         ("changes", "words"),
         [
             ({"x_test": None}, "must hold the arrays x_train y_train x_test y_test or"),
-            ({"x_train": IMAGES[:8] / 255}, "x_train must be uint8.* Received: float64"),
-            ({"x_train": IMAGES[:8, :5]}, r"x_train must be uint8, square.*\(8, 5, 6, 3\)"),
-            ({"x_test": IMAGES[8:, :5, :5]}, "x_test must be uint8"),
+            ({"x_train": IMAGES[:8] / 255}, "x_train must be square uint8.* Received: float64"),
+            ({"x_train": IMAGES[:8, :5]}, r"x_train must be square uint8.*\(8, 5, 6, 3\)"),
+            ({"x_test": IMAGES[8:, :5, :5]}, "x_test must be square uint8"),
             ({"y_test": LABELS[:3]}, r"labels int64 \(3,\)"),
             ({"y_train": LABELS[:8] / 2}, "labels float64"),
             ({"y_test": LABELS[8:] + 1}, "Received: 0 to 1, for test 1 to 2"),
@@ -165,7 +165,7 @@ class TestArrays:
         with pytest.raises(UserError, match=r"must name an .npz file. Received: None"):
             load(Data("npz"))
         (tmp_path / "b.npz").write_text("text")
-        with pytest.raises(UserError, match="is no file of np"):
+        with pytest.raises(UserError, match="is not a file of np"):
             load(Data("npz", dir=tmp_path / "b.npz"))
 
 
@@ -211,7 +211,7 @@ class TestFunction:
         ("returned", "words"),
         [
             (((IMAGES, LABELS),) * 4, "may add class names"),
-            (((IMAGES / 255, LABELS),) * 2, "training split of my_data:f must be uint8.*float64"),
+            (((IMAGES / 255, LABELS),) * 2, "training split of my_data:f must be square .*float64"),
             (((IMAGES, LABELS), (IMAGES[:, :5, :5], LABELS)), "The test split.*5, 5, 3"),
             (((IMAGES, LABELS), (IMAGES, LABELS), ["cat"]), "from 0 to 0. Received: 0 to 1"),
             (((IMAGES, LABELS), []), "must return pairs of images and labels"),

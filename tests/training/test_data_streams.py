@@ -212,9 +212,9 @@ def numbered(batch_size=4, augmentation="none", size=None, seed=0, **options):
         (lambda: numbered(flip="alternating"), "--data.flip alternating needs .*pad_crop_flip"),
         (lambda: numbered(mixup=-0.1), r"--data.mixup must be positive.*-0\.1"),
         (lambda: numbered(cutmix=float("nan")), "--data.cutmix must be positive.*nan"),
-        (lambda: numbered(1, cutmix=1.0), "mix the images of a batch.*1 image"),
-        (lambda: numbered(rand_augment=(0, 9)), "from 1 on, and a magnitude from 0 to 30.* 0 9"),
-        (lambda: numbered(rand_augment=(2, 31)), "from 1 on, and a magnitude from 0 to 30.* 2 31"),
+        (lambda: numbered(1, cutmix=1.0), "need at least 2 images in a batch.*1 image"),
+        (lambda: numbered(rand_augment=(0, 9)), "at least 1, and a magnitude from 0 to 30.* 0 9"),
+        (lambda: numbered(rand_augment=(2, 31)), "at least 1, and a magnitude from 0 to 30.* 2 31"),
     ],
 )
 def test_wrong_arguments(call, message):

@@ -255,7 +255,7 @@ class TestEndings:
                 capsys, train.main, ["folder_small", *TINY, *words(options, "--health 0")]
             )
         name = "pictures/test/dog/cut.jpg"
-        assert f"error: Found 1 broken image: {name}: it cannot be decoded. Mend" in message
+        assert f"error: Found 1 broken image: {name}: it cannot be decoded. Repair" in message
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Image data sets as tf.data, and what happens to the images on their way to the
-network.
-"""
+"""Load data sets of images, and prepare the images for a network with tf.data."""
 
 from .image_data import ImageData
 from .images import evaluation_batches

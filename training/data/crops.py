@@ -9,7 +9,7 @@ BORDER = 4
 
 
 def offsets(border: int) -> int:
-    """Return how many offsets a crop has along a side."""
+    """Return the number of offsets that a crop can have along a side."""
     return 2 * border + 1
 
 
@@ -22,8 +22,8 @@ def pad(
     Args:
         images: The images.
         mean: Their mean colour.
-        padding: `"mean"`, what the released code does, which normalises first and then
-            pads with zeros; `"black"` or `"reflect"`.
+        padding: `"mean"`, as in the released code, which normalises first and then pads
+            with zeros; `"black"` or `"reflect"`.
         border: Pixels to add.
     """
     sides = ((0, 0), (border, border), (border, border), (0, 0))
@@ -37,20 +37,20 @@ def pad(
 
 
 class PadCropFlip:
-    """Cuts the old size out of padded images, anywhere, and flips half of them.
+    """Cuts crops of the original size out of padded images, and flips some of them.
 
     Args:
         padded: uint8 images (n, height, width, channels), `border` pixels larger on
-            every side than what leaves.
-        border: See above.
+            every side than their crops.
+        border: Pixels that were added on every side.
     """
 
     def __init__(self, padded: np.ndarray, border: int = BORDER):
         n, height, width, self._channels = padded.shape
         self._width = width - 2 * border
         shape = (n, offsets(border), offsets(border), height - 2 * border)
-        # [image, top, left] are the rows of that crop, each one item: copying items is many times
-        # faster than bytes
+        # [image, top, left] holds the rows of that crop, one item each: copying items is many times
+        # faster than copying bytes
         image, row, column, _ = padded.strides
         self._rows = np.ndarray(
             shape,
@@ -62,8 +62,8 @@ class PadCropFlip:
     def __call__(
         self, indices: np.ndarray, top: np.ndarray, left: np.ndarray, flip: np.ndarray
     ) -> np.ndarray:
-        """Return one crop of each image of `indices`: offsets from 0 to twice the border,
-        and whether it is flipped, one number each.
+        """Return one crop of each image of `indices`. `top`, `left` and `flip` hold for
+        each crop its offsets, from 0 to twice the border, and whether it is flipped.
         """
         crops = self._rows[indices, top, left]
         pixels = crops.view(f"V{self._channels}").reshape(*crops.shape, self._width)
@@ -74,8 +74,8 @@ class PadCropFlip:
 def draw(
     random: np.random.Generator, count: int, border: int = BORDER
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return top, left and flip of `count` crops, all results (2 * 81 with the paper's
-    border) equally likely.
+    """Draw top, left and flip of `count` crops. All combinations, 2 * 81 with the paper's
+    border, are equally likely.
     """
     top, left = random.integers(0, offsets(border), (2, count))
     return top, left, random.integers(0, 2, count).astype(bool)

@@ -1,4 +1,4 @@
-"""What is done with the batches of any stream before they leave: RandAugment, mixup and
+"""The last augmentations of a batch, for every kind of stream: RandAugment, mixup and
 CutMix.
 """
 
@@ -21,20 +21,20 @@ def finished(
     augment: RandAugment | None,
     mixing: Mixing | None,
 ) -> Callable[[int, np.ndarray], Any]:
-    """Return a function that opens the streams of another one and finishes their
-    batches, in NumPy.
+    """Return a function that opens the same data set as `open`, and then augments and
+    mixes its batches in NumPy.
 
-    An image is mixed with the one before it in the whole batch, the first with the
-    last: the order is random already, and a process has to prepare one image more for
-    it, or none.
+    Each image is mixed with the image before it in the whole batch, and the first with
+    the last. The order is random already, and a process prepares at most one image more
+    for this.
 
     Args:
-        open: Returns the data set of batches (images, labels) from a step on, of these
-            rows.
+        open: Function of a step and rows. It returns the data set of batches (images,
+            labels) from this step on, with these rows of each batch.
         batch_size: Images per batch, over all processes.
-        augment: Alters the images, if anything.
-        mixing: Mixes them afterwards, if anything. Labels leave as shares of the
-            classes then.
+        augment: Alters the images. None: they are not altered.
+        mixing: Mixes them afterwards; labels are then shares of the classes. None: they
+            are not mixed.
     """
 
     def open_finished(start: int, rows: np.ndarray):
@@ -51,10 +51,10 @@ def finished(
 
         def with_shapes(step, batch):
             images, labels = batch
-            kinds = (images.dtype, labels.dtype if mixing is None else tf.float32)
+            dtypes = (images.dtype, labels.dtype if mixing is None else tf.float32)
             shape = (len(rows),) if mixing is None else (len(rows), mixing.classes)
-            finals = tf.numpy_function(finish, [step, images, labels], kinds, stateful=False)
-            return tuple(map(tf.ensure_shape, finals, ((len(rows), *images.shape[1:]), shape)))
+            outputs = tf.numpy_function(finish, [step, images, labels], dtypes, stateful=False)
+            return tuple(map(tf.ensure_shape, outputs, ((len(rows), *images.shape[1:]), shape)))
 
         batches = tf.data.Dataset.zip(tf.data.Dataset.range(start, LAST), open(start, numbers))
         return batches.map(

@@ -1,4 +1,4 @@
-"""A folder of images: which of its files are read, and which of these are broken."""
+"""Find the images in a folder, and the broken ones among them."""
 
 import collections
 import warnings
@@ -12,8 +12,8 @@ from keras_preact.backend import tf_data
 from ..cli import UserError, command
 from .readers import Files
 
-#: Endings of the files that are read, and Pillow's names of their formats. MPO: a JPEG of several
-#: pictures, as some phones write.
+#: Endings of the files that are read, and Pillow's names of their formats. MPO: a JPEG file with
+#: several pictures, as some phones write it.
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 FORMATS = ("BMP", "JPEG", "MPO", "PNG", "WEBP")
 EMBEDDED = f"The embedded default needs neither network nor files: {command('train')} digits"
@@ -26,9 +26,9 @@ def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> lis
     once, by the decoder of the training.
 
     Args:
-        folder: Such as FOLDER/train.
-        skip_broken: Whether broken images are left out. Otherwise they are an error.
-        say: Called with what a person should know: files that are left out.
+        folder: Folder of a split, such as FOLDER/train.
+        skip_broken: Leave out broken images. Otherwise they are an error.
+        say: Called with a message about files that are left out.
 
     Raises:
         UserError: for a folder without images, and for a broken image.
@@ -66,16 +66,18 @@ def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> lis
 
 
 def check_decodable(paths: Iterable[Path]) -> None:
-    """Decode images.
+    """Check that images can be decoded.
 
     Raises:
-        UserError: that names those that are broken.
+        UserError: with the number of broken images and the first of them.
     """
     _check(_broken(list(paths), decode=True))
 
 
 def _broken(paths: list[Path], decode: bool) -> dict[Path, str]:
-    """Return what is wrong with which images, as their headers show or their pixels."""
+    """Return broken images with their faults, from the headers and, if `decode`, from the
+    pixels.
+    """
     broken = {path: fault for path in paths if (fault := _fault(path))}
     if decode:
         sound = [path for path in paths if path not in broken]
@@ -88,7 +90,7 @@ def _is_read(path: Path, folder: Path) -> bool:
 
 
 def _fault(path: Path) -> str | None:
-    """Return what is wrong with a file, as its header shows; None: nothing."""
+    """Return what is wrong with a file according to its header, None if nothing is."""
     from PIL import Image
 
     if not path.is_file():  # opening a pipe would wait
@@ -138,6 +140,6 @@ def _check(broken: dict[Path, str]) -> None:
     if broken:
         which = "it" if len(broken) == 1 else "them"
         raise UserError(
-            f"Found {_named(broken)} Mend or remove {which}, or leave {which} out with "
+            f"Found {_named(broken)} Repair or remove {which}, or leave {which} out with "
             "--data.skip-broken."
         )

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face, by the package `datasets`."""
+"""Data sets of Hugging Face, loaded with the package `datasets`."""
 
 import functools
 import io
@@ -14,7 +14,7 @@ from ..config import Data
 from .image_data import ImageData, as_it_is, held_out_mask
 from .readers import Rows
 
-#: Before the name of any data set of images with classes, on the Hub or in a local folder.
+#: Prefix of the name of a data set of images with classes, on the Hub or in a local folder.
 PREFIX = "hf:"
 
 
@@ -35,14 +35,14 @@ def load(data: Data) -> ImageData:
         raise UserError(f"The package datasets cannot load {name!r}: {error}") from error
     features = next(iter(splits.values())).features
     images, targets = (
-        [column for column, feature in features.items() if isinstance(feature, kind)]
-        for kind in (datasets.Image, datasets.ClassLabel)
+        [column for column, feature in features.items() if isinstance(feature, feature_type)]
+        for feature_type in (datasets.Image, datasets.ClassLabel)
     )
-    labels = {key: np.array(each[targets[0]]) for key, each in splits.items() if targets}
+    labels = {key: np.array(split[targets[0]]) for key, split in splits.items() if targets}
     # the test images of a competition have the label -1
     known = [key for key in ("train", "test", "validation") if _all_known(labels.get(key))]
     if not images or "train" not in known or len(known) < 2:
-        columns = ", ".join(f"{key} ({type(each).__name__})" for key, each in features.items())
+        columns = ", ".join(f"{key} ({type(value).__name__})" for key, value in features.items())
         raise UserError(
             f"{data.name} must have images (Image) with a class (ClassLabel), for training and "
             f"for test. Received: splits {', '.join(splits)}; columns {columns}"
@@ -89,8 +89,10 @@ def _encoded(table, column: str, number: int) -> bytes:
 
 
 def _size_and_channels(images: Iterable[bytes]) -> tuple[int | None, int]:
-    """Return height and width of encoded images, None if they differ, and how many
-    channels they have: 1 if all are grayscale, else 3. It reads until two differ in size.
+    """Return the common height and width of encoded images and their channels: 1 if all
+    are grayscale, else 3.
+
+    If images differ in size, or are not square, it stops reading and returns None and 3.
     """
     from PIL import Image
 

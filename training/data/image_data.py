@@ -1,4 +1,4 @@
-"""A data set of images with classes, and which of its training images are held out."""
+"""A data set of images with classes, and the choice of its held-out images."""
 
 import contextlib
 import dataclasses
@@ -32,12 +32,12 @@ class ImageData:
         channels: Channels of every image.
         size: Height and width, if all images have the same; None if they differ and are
             resized.
-        standard: How images are brought to a network's size. Its mean and std are used
-            if `measured` is false.
+        standard: How images are resized for a network. Its mean and std are used if
+            `measured` is false.
         train, test: The splits.
         holdout: Training images set aside, if any; they are not in `train`.
-        measured: Whether mean and std are those of the training split.
-        notes: What a person should know of the images, in sentences.
+        measured: Whether mean and std are measured on the training split.
+        notes: What a person should know about the images, in sentences.
     """
 
     name: str
@@ -53,12 +53,12 @@ class ImageData:
 
     @contextlib.contextmanager
     def naming_broken_images(self) -> Iterator[None]:
-        """Name the broken image files if one cannot be decoded inside of this block.
+        """Name the broken image files if one cannot be decoded inside this block.
 
-        Nothing is checked before that: a full decoding of a large folder takes long.
+        They are not checked before that: decoding a large folder takes long.
 
         Raises:
-            UserError: that names them.
+            UserError: with the number of broken files and the first of them.
         """
         try:
             yield
@@ -71,8 +71,8 @@ class ImageData:
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        """What a network trained on this does with its images, with the mean and std of
-        the training split's pixels.
+        """Preprocessing of a network that is trained on this data set: `standard`, if
+        `measured` with the mean and std of the training split's pixels.
         """
         if not self.measured:
             return self.standard
@@ -82,7 +82,7 @@ class ImageData:
 
     @functools.cached_property
     def class_weights(self) -> dict[int, float]:
-        """Class number to the weight with which all classes count alike; the mean weight
+        """Weight of each class number with which all classes count alike. The mean weight
         of the training images is 1.
         """
         counts = np.bincount(self.train.all_labels(), minlength=len(self.classes))
@@ -121,9 +121,10 @@ class ImageData:
         images = np.empty((split.size, self.size, self.size, self.channels), "uint8")
         labels = np.empty(split.size, "int64")
         start = 0
-        for some, classes in split.open().batch(256).as_numpy_iterator():
-            images[start : start + len(some)], labels[start : start + len(some)] = some, classes
-            start += len(some)
+        for batch, batch_labels in split.open().batch(256).as_numpy_iterator():
+            stop = start + len(batch)
+            images[start:stop], labels[start:stop] = batch, batch_labels
+            start = stop
         return Arrays(images, labels)
 
 
@@ -146,7 +147,7 @@ def held_out(holdout: float, size: int) -> int:
 
 
 def held_out_mask(data: Data, labels: np.ndarray) -> np.ndarray:
-    """Return which training images are held out, bool: the same share of every class."""
+    """Return which training images are held out, as bool: the same share of every class."""
     held = np.zeros(len(labels), bool)
     held[list(of_every_class(labels.tolist(), held_out(data.holdout, len(labels))))] = True
     return held
@@ -159,9 +160,9 @@ def of_every_class(labels: Sequence[Any], count: int) -> set[int]:
     drawn: dict[Any, list[int]] = {}
     for i in np.random.default_rng(0).permutation(len(labels)).tolist():
         drawn.setdefault(labels[i], []).append(i)
-    places = {
+    quantiles = {
         i: (rank + 0.5) / len(numbers)
         for numbers in drawn.values()
         for rank, i in enumerate(numbers)
     }
-    return set(sorted(places, key=lambda i: (places[i], i))[:count])
+    return set(sorted(quantiles, key=lambda i: (quantiles[i], i))[:count])

@@ -1,6 +1,4 @@
-"""What happens to an image on its way to the network, as TensorFlow functions; and the
-images of a split once, in order.
-"""
+"""Resize and augment images with TensorFlow functions, and read a split once, in order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +12,12 @@ from keras_preact.preprocessing import resize_image
 from .image_data import ImageData
 from .readers import Reader
 
-#: From a reader, a fetched image, two seeds, the data set and a size to pixels (size, size,
-#: channels).
+#: Function from a reader, a fetched image, two seeds, the data set and a size to pixels (size,
+#: size, channels).
 Augmentation = Callable[[Reader, Any, Any, ImageData, int], Any]
 
-#: Pixels around a crop that are decoded with it: colour at its edge is interpolated from what lies
-#: beyond.
+#: Pixels around a crop that are decoded with it: the colour at its edge is interpolated from its
+#: neighbours outside.
 MARGIN = 16
 
 
@@ -29,18 +27,18 @@ def evaluation_batches(
     """Return the images of `split` once, in order, as a tf.data.Dataset of batches; the
     last may be smaller.
 
-    Pixels are from 0 to 255: uint8 where images leave at their own size, else float32.
+    Pixels are from 0 to 255: uint8 if images keep their own size, else float32.
 
     Args:
         data: The data set.
         split: One of its splits.
         batch_size: Images per batch, over all processes.
-        size: Height and width of the images that leave; None: as they are.
-        rows: Which images of every batch, those of one process; the others are not
-            decoded. The last batch may hold none of them, and is missing then.
+        size: Height and width of the returned images; None: their own size.
+        rows: Images of every batch to return, such as the ones for one process. The
+            others are not decoded. If the last batch holds none of them, it is missing.
 
     Raises:
-        ValueError: for `rows` that hold no image.
+        ValueError: for `rows` without an image.
     """
     numbered = numbers(rows, batch_size)
     examples = split.open(keep(numbered, batch_size))
@@ -53,7 +51,7 @@ def evaluation_batches(
 
 
 def numbers(rows: slice, batch_size: int) -> np.ndarray:
-    """Return the numbers of a process' images in a batch.
+    """Return the numbers of the images in a batch that `rows` selects.
 
     Raises:
         ValueError: if there are none.
@@ -67,8 +65,8 @@ def numbers(rows: slice, batch_size: int) -> np.ndarray:
 
 
 def keep(chosen: np.ndarray, batch_size: int) -> Callable[[Any], Any] | None:
-    """Return the function that says of a place whether its image is one of those
-    `chosen` in its batch; None: all are.
+    """Return a function of a place in the stream: whether its image is one of the
+    `chosen` numbers of its batch. None if all are chosen.
     """
     if len(chosen) == batch_size:
         return None
@@ -77,22 +75,22 @@ def keep(chosen: np.ndarray, batch_size: int) -> Callable[[Any], Any] | None:
 
 
 def resize_and_center(image, data: ImageData, size: int):
-    """Bring an image to `size` as the data set's preprocessing says, as float32."""
+    """Resize an image to `size` with the data set's preprocessing, as float32."""
     return tf.ensure_shape(resize_image(image, data.standard, size), (size, size, data.channels))
 
 
 def resize(reader: Reader, image, seeds, data: ImageData, size: int):
-    """Bring the image to `size` as at evaluation."""
+    """Decode and resize the image as at evaluation."""
     return resize_and_center(reader.decode(image), data, size)
 
 
 def resized_crop_flip(
     reader: Reader, image, seeds, data: ImageData, size: int, *, flip: bool = True
 ):
-    """Cut out 8 to 100 % of the image at an aspect ratio of 3/4 to 4/3, scale it to
-    `size`, flip half of the images unless `flip` is False.
+    """Cut out 8 to 100 % of the image at an aspect ratio of 3/4 to 4/3, resize it to
+    `size`, and flip half of the images unless `flip` is False.
 
-    The "scale and aspect ratio" augmentation of Table 5, that of fb.resnet.torch.
+    The "scale and aspect ratio" augmentation of Table 5, as in fb.resnet.torch.
     """
 
     def box(shape):

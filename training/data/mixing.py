@@ -2,9 +2,9 @@
 their labels in the same proportion.
 
 As in the code of both papers, one number is drawn for all images of a batch. Keras'
-layers are not used: the numbers of `keras.layers.MixUp` depend on how often it was
-called, and the labels of `keras.layers.CutMix` have the area of a box whose corners lie
-between pixels, not that of the pixels that it changes.
+layers are not used: the random numbers of `keras.layers.MixUp` depend on how often it
+was called. `keras.layers.CutMix` computes labels from a box with corners between
+pixels, and not from the number of pixels that it changes.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ import numpy as np
 from ..cli import UserError
 from . import order
 
-#: Shares of mixup are whole multiples of 1 / STEPS: products with bytes, and their sums, are exact
-#: in float32 then.
+#: Shares of mixup are whole multiples of 1 / STEPS, so that products with bytes, and their sums,
+#: are exact in float32.
 STEPS = 2**16
 
 
@@ -25,8 +25,8 @@ class Mixture:
     """How images and their partners are mixed.
 
     Args:
-        own: The share of an image, and of its label; the rest is its partner's.
-        box: The rows and columns that are the partner's; None: all pixels are mixed.
+        own: Share of the image itself, and of its label. Its partner has the rest.
+        box: Rows and columns that come from the partner; None: all pixels are mixed.
     """
 
     own: float
@@ -39,8 +39,8 @@ class Mixing:
     Args:
         mixup: Alpha of the Beta distribution that mixup's shares are drawn from; 0: no
             mixup.
-        cutmix: That of CutMix's. If both are positive, each batch gets one of the two,
-            as likely as the other.
+        cutmix: The same for CutMix. If both are positive, each batch gets one of the two,
+            with equal probability.
         seed: Seed of the stream.
         classes: Number of classes.
 
@@ -77,16 +77,16 @@ class Mixing:
     def __call__(
         self, step: int, images: np.ndarray, labels: np.ndarray, partners: np.ndarray
     ) -> tuple:
-        """Return mixed images and their targets (n, classes), float32, from those of a
-        step.
+        """Return mixed images and their targets (n, classes), float32, from the images and
+        labels of a step.
 
         Args:
             step: The global step.
             images: (m, height, width, channels), uint8 or float32. Mixed bytes are
                 rounded to the nearest, halves to even.
             labels: Integers (m,).
-            partners: (2, n): which images leave, and which one each of them is mixed
-                with.
+            partners: (2, n): the number of each returned image, and the number of the
+                image that it is mixed with.
         """
         mixture = self.draw(step, *images.shape[1:3])
         own, other = partners
@@ -107,5 +107,5 @@ class Mixing:
 
 
 def _part(centre: int, length: int, side: int) -> slice:
-    """Return what is inside of a side of a part of this length around its centre."""
+    """Return the slice of a side that has `length` pixels around `centre`, inside the side."""
     return slice(max(centre - length // 2, 0), min(centre + length // 2, side))

@@ -1,10 +1,10 @@
 """Training batches as a function of the seed and the global step alone: order,
 augmentation and size.
 
-Step `t` holds places `t * batch_size` and up of an endless sequence of permutations.
-The numbers of its augmentation are drawn for the whole batch, or image by image from
-its place, and only then are a process' rows taken: a batch is the same wherever a run
-starts, and however many processes share it.
+Step `t` holds the images from place `t * batch_size` on, in an endless sequence of
+permutations. The random numbers of its augmentation are drawn for the whole batch, or
+for each image from its place. A process takes its rows only after that, so a batch does
+not depend on the step at which a run starts or on the number of processes.
 """
 
 import dataclasses
@@ -25,10 +25,11 @@ from .mixing import Mixing
 from .rand_augment import RandAugment
 from .readers import LAST, Arrays, Fake, Reader
 
-#: Returns the tf.data.Dataset of batches from a step on, of these rows of each.
+#: Function of a step and rows. It returns the tf.data.Dataset of batches from this step on, with
+#: these rows of each batch.
 Opener = Callable[[int, np.ndarray], Any]
 
-#: Name to what is done with every image. pad_crop_flip, the paper's for CIFAR, is done with whole
+#: Augmentations of one image, by name. pad_crop_flip, the paper's for CIFAR, works on whole
 #: batches, in NumPy.
 AUGMENTATIONS: Mapping[str, images.Augmentation | None] = {
     "none": images.resize,
@@ -43,7 +44,7 @@ class TrainingStream:
 
     Args:
         batch_size: Images in a batch, over all processes.
-        open: Makes the data set of `dataset`, which checks the arguments.
+        open: Makes the data set; call `dataset` instead, which checks the arguments.
     """
 
     batch_size: int
@@ -52,16 +53,15 @@ class TrainingStream:
     def dataset(self, start: int = 0, rows: slice = slice(None)):
         """Return an endless tf.data.Dataset of batches (images, labels).
 
-        Pixels are from 0 to 255: uint8 where images leave at their own size, else
-        float32. Labels are integers, or with mixup or CutMix the shares of the classes,
-        float32.
+        Pixels are from 0 to 255: uint8 if images keep their own size, else float32.
+        Labels are integers, or with mixup or CutMix the shares of the classes, float32.
 
         Args:
             start: The global step of the first batch.
-            rows: Which images of every batch, those of one process.
+            rows: Images of every batch to return, such as the ones for one process.
 
         Raises:
-            ValueError: for a negative `start`, or `rows` that hold no image.
+            ValueError: for a negative `start`, or `rows` without an image.
         """
         if start < 0:
             raise ValueError(f"`start` must not be negative. Received: {start}")
@@ -85,29 +85,29 @@ def training_stream(
 ) -> TrainingStream:
     """Return the training batches of a data set.
 
-    The data set `fake` gives one random batch again and again, whatever the
-    augmentation; with mixup or CutMix its labels have the form that they have there.
+    The data set `fake` repeats one random batch, whatever the augmentation. With mixup
+    or CutMix its labels are shares of the classes too.
 
     Args:
         data: The data set; its training split is used.
         batch_size: Images per batch, over all processes.
         augmentation: A name from `AUGMENTATIONS`.
-        size: Height and width of the images that leave; None: as they are.
+        size: Height and width of the returned images; None: their own size.
         seed: Seed of order and augmentation, not negative.
         padding: See `crops.pad`, for pad_crop_flip.
         border: Pixels to pad with on every side, for pad_crop_flip.
         flip: Which images an augmentation mirrors: `"random"`, half of them; `"none"`; for
             pad_crop_flip also `"alternating"`, each image in every other epoch.
-        rand_augment: Operations on every image, after the augmentation, and their
-            magnitude; see `RandAugment`.
+        rand_augment: Number of operations on every image after the augmentation, and
+            their magnitude; see `RandAugment`.
         mixup, cutmix: See `Mixing`.
         on_device: Whether batches hold the codes of `resident.Cut` instead of images.
 
     Raises:
-        ValueError: for a batch larger than the split, or of one image that is to be
-            mixed, a negative seed, numbers that `RandAugment` or `Mixing` do not take,
-            and for pad_crop_flip on images that have another size, or differ in size,
-            or do not fit into memory.
+        ValueError: for a batch larger than the split, a batch of one image with mixup or
+            CutMix, a negative seed, or numbers that `RandAugment` or `Mixing` reject. For
+            pad_crop_flip also if images have another size, differ in size, or do not fit
+            into memory.
     """
     augment = AUGMENTATIONS[augmentation]
     if augment is images.resized_crop_flip:
@@ -123,15 +123,15 @@ def training_stream(
     mixing = Mixing(mixup, cutmix, seed, len(data.classes)) if mixup or cutmix else None
     if mixing is not None and batch_size == 1:
         raise UserError(
-            "--data.mixup and --data.cutmix mix the images of a batch, or part of one. Received: "
-            "1 image"
+            "--data.mixup and --data.cutmix need at least 2 images in a batch, and in each part "
+            "with --accumulate. Received: 1 image"
         )
     held = data.held if augment in (None, images.resize) and size == data.size else None
     if on_device and (fake or held is None or alter is not None or mixing is not None):
         raise UserError(
             "--data.on-device is for images in memory that keep their size, with "
-            "--data.augmentation none or pad_crop_flip and nothing else. Remove it, or the "
-            "other options of --data."
+            "--data.augmentation none or pad_crop_flip and without RandAugment, mixup and "
+            "CutMix. Remove it, or the other options of --data."
         )
     if fake:
         shape = (batch_size, size, size, data.channels)
@@ -166,8 +166,11 @@ def _check(
         raise ValueError(f"`seed` must not be negative. Received: {seed}")
     if border < 1:
         raise UserError(f"--data.border must be at least 1. Received: {border}")
-    given = {"flip alternating": flip == "alternating", f"border {border}": border != crops.BORDER}
-    for option, is_given in given.items():
+    pad_crop_flip_only = {
+        "flip alternating": flip == "alternating",
+        f"border {border}": border != crops.BORDER,
+    }
+    for option, is_given in pad_crop_flip_only.items():
         if is_given and AUGMENTATIONS[augmentation] is not None:
             raise UserError(
                 f"--data.{option} needs --data.augmentation pad_crop_flip. Received: {augmentation}"
@@ -183,7 +186,7 @@ def _check_one_size(data: ImageData, size: int | None) -> None:
     if data.size != size:
         raise UserError(
             f"--data.augmentation pad_crop_flip keeps the images at {data.size} x {data.size} "
-            f"pixels: it does not go with --data.size. Received: --data.size {size}"
+            f"pixels: remove --data.size. Received: --data.size {size}"
         )
     if data.held is None:
         raise ValueError(
@@ -213,16 +216,16 @@ def _in_memory(
     border: int | None,
     flip: str,
 ) -> Opener:
-    """Make batches in NumPy, each as a whole.
+    """Make each batch as a whole, in NumPy.
 
     Args:
         held: The decoded training split.
         batch_size: Images per batch, over all processes.
         seed: Seed of order and augmentation.
-        inputs: Returns what the network gets of images: function of their numbers and,
-            if they are cropped, of top, left and flip of the crops.
-        border: Pixels on every side of the images that are cropped; None: images leave
-            as they are.
+        inputs: Function of the numbers of images and, if they are cropped, of top, left
+            and flip of the crops. It returns the inputs of the network.
+        border: Pixels on every side of images that are cropped; None: images are not
+            cropped.
         flip: See `training_stream`.
     """
     ordered = order.Order(held.size, seed)
@@ -246,9 +249,9 @@ def _in_memory(
         first = batch(start, rows)
 
         def make(step):
-            kinds = tuple(each.dtype for each in first)
-            made = tf.numpy_function(lambda step: batch(step, rows), [step], kinds, stateful=False)
-            return tuple(map(tf.ensure_shape, made, (each.shape for each in first)))
+            dtypes = tuple(array.dtype for array in first)
+            made = tf.numpy_function(lambda step: batch(step, rows), [step], dtypes, stateful=False)
+            return tuple(map(tf.ensure_shape, made, (array.shape for array in first)))
 
         return tf.data.Dataset.range(start, LAST).map(make).prefetch(tf_data.PREFETCHED)
 
@@ -258,8 +261,8 @@ def _in_memory(
 def _one_by_one(
     data: ImageData, batch_size: int, augment: images.Augmentation, size: int, seed: int
 ) -> Opener:
-    """Decode and augment image by image; the seeds of one are `seed` and twice its
-    place, and one more.
+    """Decode and augment image by image. An image at place `p` has the two seeds (seed,
+    2 p) and (seed, 2 p + 1).
     """
     reader: Reader = data.held or data.train
 

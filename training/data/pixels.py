@@ -8,21 +8,21 @@ from keras_preact.backend import tf_data
 from .order import Order
 from .readers import Arrays, Reader
 
-#: Images of a split that is not held in memory which are measured.
+#: Number of images that are measured if a split is not in memory.
 SAMPLE = 2_000
-#: Digits after the point.
+#: Decimal places of the results.
 DIGITS = 4
 
 
 def mean_and_std(reader: Reader) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and std of every channel, in pixel values from 0 to 255.
 
-    Those of all pixels for images in memory. For others at most `SAMPLE` images are
-    read, the same ones every time, at their own size; each counts the same, as it does
-    once it is resized. The std of a channel that never changes is given as 1.
+    All pixels are measured if the images are in memory. Otherwise at most `SAMPLE`
+    images are read at their own size, the same ones every time. Each image counts the
+    same, as it does after it is resized. The std of a constant channel is 1.
     """
     images = _chunks(reader.images) if isinstance(reader, Arrays) else _sample(reader)
-    values = np.arange(256.0)
+    levels = np.arange(256.0)
     weights, total = np.float64(0), 0
     for chunk, count in images:
         histograms = [
@@ -32,8 +32,8 @@ def mean_and_std(reader: Reader) -> tuple[tuple[float, ...], tuple[float, ...]]:
         weights = weights + np.array(histograms) * (count * chunk.shape[-1] / chunk.size)
         total += count
     shares = weights / total
-    mean = shares @ values
-    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(axis=1))
+    mean = shares @ levels
+    std = np.sqrt((shares * (levels - mean[:, None]) ** 2).sum(axis=1))
     std[std == 0] = 1
     return tuple(map(float, mean.round(DIGITS))), tuple(map(float, std.round(DIGITS)))
 

@@ -1,10 +1,10 @@
-"""RandAugment (arXiv 1909.13719): every image gets a few of fourteen operations, drawn
-for it alone, all of one magnitude.
+"""RandAugment (arXiv 1909.13719): every image gets a few of fourteen operations, which
+are drawn for each image and all have one magnitude.
 
 The operations are Pillow's, by which the paper defines them. `keras.layers.RandAugment`
 is not used: it draws the operations once for all images of a call, equalises by the
-histogram of the whole batch, does not take the seed that it is given, and in a parallel
-tf.data pipeline its numbers are not the same twice.
+histogram of the whole batch, ignores its seed, and draws different numbers each time in
+a parallel tf.data pipeline.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from ..cli import UserError
 from . import order
 
-#: The magnitude that is the largest of AutoAugment's ranges.
+#: Largest magnitude, the end of AutoAugment's ranges.
 LARGEST = 30
 BILINEAR, NEAREST = Image.Resampling.BILINEAR, Image.Resampling.NEAREST
 
@@ -26,8 +26,8 @@ Fill = int | tuple[int, ...]
 def _affine(
     matrix: Callable[[float, int, int], tuple[float, ...]], resampling: Image.Resampling = BILINEAR
 ) -> Callable[[Image.Image, float, Fill], Image.Image]:
-    """Return an operation; `matrix`, of level, width and height, leads from a place in
-    the result to one in the image.
+    """Return an affine operation. `matrix` is a function of level, width and height; its
+    result maps a position in the new image to one in the old image.
     """
 
     def operation(image, level, fill):
@@ -42,19 +42,19 @@ def _affine(
     return operation
 
 
-def _enhanced(kind: Callable) -> Callable[[Image.Image, float, Fill], Image.Image]:
-    return lambda image, level, fill: kind(image).enhance(1 + 0.9 * level)
+def _enhanced(enhancer: Callable) -> Callable[[Image.Image, float, Fill], Image.Image]:
+    return lambda image, level, fill: enhancer(image).enhance(1 + 0.9 * level)
 
 
 def _pixels(level: float, side: int) -> int:
-    """Return how far a side is moved: up to 150 of 331 pixels, whole ones, so that
-    nothing is blurred by it.
+    """Return the translation along a side: up to 150 pixels of 331. Whole pixels do not
+    blur the image.
     """
     return round(150 / 331 * level * side)
 
 
-#: Name to operation on an image; its level is from -1 to 1, and its size is a share of the largest
-#: magnitude. The colour is that of what was outside of the image.
+#: Operations on an image, by name. The level is from -1 to 1; its absolute value is a share of the
+#: largest magnitude. The fill colour is for pixels from outside the image.
 OPERATIONS: Mapping[str, Callable[[Image.Image, float, Fill], Image.Image]] = {
     "identity": lambda image, level, fill: image,
     "autocontrast": lambda image, level, fill: ImageOps.autocontrast(image),
@@ -82,20 +82,21 @@ class RandAugment:
     """Applies operations that follow from the seed and an image's place in the stream.
 
     Args:
-        count: Operations on an image, one after another; the same may come twice.
+        count: Number of operations on an image, one after another. The same operation may
+            be drawn twice.
         magnitude: Magnitude of all of them, from 0 to `LARGEST`.
         seed: Seed of the stream.
-        fill: The colour of what was outside of an image, a number from 0 to 255 a
+        fill: Colour of pixels from outside the image, one number from 0 to 255 per
             channel.
 
     Raises:
-        UserError: for a count below 1, or another magnitude.
+        UserError: for a count below 1, or a magnitude out of range.
     """
 
     def __init__(self, count: int, magnitude: int, seed: int, fill: tuple[float, ...]):
         if count < 1 or not 0 <= magnitude <= LARGEST:
             raise UserError(
-                "--data.rand-augment takes a number of operations from 1 on, and a magnitude "
+                "--data.rand-augment takes a number of operations, at least 1, and a magnitude "
                 f"from 0 to {LARGEST}. Received: --data.rand-augment {count} {magnitude}"
             )
         self._count, self._level, self._seed = count, magnitude / LARGEST, seed
@@ -103,8 +104,8 @@ class RandAugment:
         self._fill: Fill = colour[0] if len(colour) == 1 else colour
 
     def draw(self, place: int) -> list[tuple[str, float]]:
-        """Return name and level of an image's operations; every other level is
-        negative.
+        """Return name and level of an image's operations. Half of the levels, at random,
+        are negative.
         """
         random = order.generator(self._seed, order.OPERATIONS, place)
         names = random.integers(0, len(NAMES), self._count)
@@ -115,8 +116,8 @@ class RandAugment:
         ]
 
     def __call__(self, images: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return the images (n, height, width, 1 or 3), uint8, or float32 that are
-        rounded, of these places of the stream.
+        """Return altered images, for their places in the stream. `images` are (n, height,
+        width, 1 or 3), uint8 or float32; float32 pixels are rounded.
         """
         pixels = (
             images if images.dtype == np.uint8 else np.rint(images).clip(0, 255).astype("uint8")

@@ -1,9 +1,10 @@
-"""Images in memory, in files, in TensorFlow Datasets' records: in order, shuffled, and
-decoded as late as can be.
+"""Read images from memory, files or the records of TensorFlow Datasets, in order or
+shuffled, and decode them as late as possible.
 
-A reader's data sets hold elements, such as the number of an image; `fetch` turns an
-element into the image, still encoded where it is, and its label, `decode` makes it
-pixels. What is filtered or skipped in between costs next to nothing.
+A reader's data sets hold elements, such as the number of an image. `fetch` turns an
+element into the image, which may still be encoded, and its label. `decode` turns this
+image into pixels. Elements that are filtered or skipped before that cost almost
+nothing.
 """
 
 import functools
@@ -19,16 +20,16 @@ from keras_preact.backend import tf_data
 from ..cli import UserError
 from .order import SHARDS, Order
 
-#: Records that are in memory, undecoded, to draw the next one from.
+#: Number of undecoded records in memory from which the next one is drawn.
 SHUFFLE_BUFFER = 10_000
-#: Shards that are read at a time, and records that one gives in turn.
+#: Number of shards that are read at a time, and of records that each of them gives in turn.
 CYCLE, BLOCK = 16, 16
 LAST = np.iinfo("int64").max
 
 
 class Reader:
-    """The images of a split. Here elements are numbers of images, any of which can be had
-    at any time.
+    """The images of a split. In this class, elements are the numbers of images, which can
+    be read in any order.
     """
 
     #: Number of images.
@@ -37,8 +38,8 @@ class Reader:
     encoded: bool
 
     def fetch(self, element) -> tuple[Any, Any]:
-        """Return image, uint8 (height, width, channels) or encoded, and label of an
-        element.
+        """Return the image of an element, uint8 (height, width, channels) or encoded, and
+        its label.
         """
         raise NotImplementedError
 
@@ -60,8 +61,8 @@ class Reader:
         an integer, always in the same order.
 
         Args:
-            keep: Function of an image's number in that order. Images where it is false
-                are left out, and not decoded.
+            keep: Function of an image's number in that order. Images for which it is
+                false are left out, and not decoded.
         """
         rows = self.rows()
         if keep is not None:
@@ -75,8 +76,8 @@ class Reader:
         return tf_data.untuned(rows.map(read, num_parallel_calls=tf_data.CALLS))
 
     def shuffled(self, seed: int, place: int) -> Any:
-        """Return an endless tf.data.Dataset of elements, epoch after epoch, another
-        permutation each, from `place` on.
+        """Return an endless tf.data.Dataset of elements from `place` on, with another
+        permutation in each epoch.
         """
         order = Order(self.size, seed)
         first, done = divmod(place, self.size)
@@ -118,7 +119,7 @@ class Arrays(Reader):
 
 
 class Fake(Arrays):
-    """A few images over and over, as if they were many."""
+    """A few images that repeat, as if there were many."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, size: int):
         super().__init__(images, labels)
@@ -129,11 +130,11 @@ class Fake(Arrays):
 
 
 class Encoded(Reader):
-    """Encoded images, any of which can be had at any time.
+    """Encoded images, which can be read in any order.
 
     Args:
         labels: Integers, one per image.
-        shape: Height, width and channels of every image, None where they differ.
+        shape: Height, width and channels of every image, None if they differ.
     """
 
     encoded = True
@@ -175,7 +176,7 @@ class Rows(Encoded):
     """Images that a Python function reads.
 
     Args:
-        read: From the number of an image to its bytes.
+        read: Function from the number of an image to its bytes.
         labels, shape: See `Encoded`.
     """
 
@@ -237,7 +238,8 @@ class Records(Reader):
         first, done = divmod(place, self.size)
 
         def epoch(number):
-            # of this function's graph alone: the order is not to depend on the global seed
+            # sets the seed of this function's graph alone: the order must not depend on the
+            # global seed
             tf.random.set_seed(1)
             buffer_seed = tf.random.stateless_uniform(
                 (), (seed, number), maxval=LAST, dtype=tf.int64
@@ -245,7 +247,7 @@ class Records(Reader):
             shards = tf.numpy_function(order.permutation, [number], tf.int64, stateful=False)
             shards = tf.ensure_shape(shards, (len(self._shards),))
             shards = tf.data.Dataset.from_tensor_slices(
-                tuple(tf.gather(part, shards) for part in self._tensors)
+                tuple(tf.gather(tensor, shards) for tensor in self._tensors)
             )
             records = shards.interleave(
                 _records,
@@ -276,9 +278,9 @@ def _records(path, skip, take):
     return tf.data.TFRecordDataset(path).skip(skip).take(take)
 
 
-def _constants(*values) -> tuple:
-    """Return tensors in the host's memory that the functions of a data set share, also
-    if one of them asks first.
+def _constants(*arrays) -> tuple:
+    """Return tensors in the host's memory. All functions of a data set can use them, even
+    if one of these functions makes them.
     """
     with tf.init_scope(), tf.device("CPU:0"):
-        return tuple(map(tf.constant, values))
+        return tuple(map(tf.constant, arrays))

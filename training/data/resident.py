@@ -1,8 +1,8 @@
-"""Images in the memory of the device: a batch is one number per image, its code, and
-the device cuts the crops out.
+"""Training images in the memory of the device. A batch has one number per image, its
+code, and the device cuts out the crops.
 
-A code holds the number of an image, the place of its crop and whether it is flipped, in
-32 bits.
+A code holds the number of an image, the offsets of its crop and whether it is flipped,
+in 32 bits.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ def encode(
         images: Numbers of the images.
         top, left: Offsets of the crops, 0 to twice the border; None: the middle.
         flip: Whether a crop is flipped.
-        border: Pixels that the images have been padded with on every side.
+        border: Pixels that were added to the images on every side.
     """
-    top, left = (border if each is None else each for each in (top, left))
+    top, left = (border if offset is None else offset for offset in (top, left))
     offsets = crops.offsets(border)
     return (((images * offsets + top) * offsets + left) * 2 + flip).astype("int32")
 
@@ -42,11 +42,11 @@ class Cut(keras.Layer):
     Args:
         padded: uint8 images (n, height, width, channels), `border` pixels larger on
             every side than their crops.
-        border: See above.
+        border: Pixels that were added on every side.
 
     Raises:
-        UserError: for more images than codes can tell apart, 13 million with a border of
-            4, or 2 thousand million pixels.
+        UserError: if images or pixels are too many for 32 bits: about 13 million images
+            with a border of 4, or 2 billion pixels.
     """
 
     def __init__(self, padded: np.ndarray, border: int = crops.BORDER, **kwargs):
@@ -69,9 +69,9 @@ class Cut(keras.Layer):
 
     def call(self, codes):
         codes = ops.cast(codes, "int32")
-        rest, flip = codes // 2, codes % 2
-        rest, left = rest // self._offsets, rest % self._offsets
-        image, top = rest // self._offsets, rest % self._offsets
+        quotient, flip = codes // 2, codes % 2
+        quotient, left = quotient // self._offsets, quotient % self._offsets
+        image, top = quotient // self._offsets, quotient % self._offsets
         rows = ops.arange(self._height - 2 * self._border, dtype="int32")
         width = self._width - 2 * self._border
         columns = ops.arange(width, dtype="int32")

@@ -20,7 +20,7 @@ from .readers import Arrays, Fake, Files, Records
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64
 
-#: Before the name of any data set of images with classes in TensorFlow Datasets.
+#: Prefix of the name of a data set of images with classes in TensorFlow Datasets.
 TFDS = "tfds:"
 
 #: Names of the arrays in an .npz file, as Keras and as MedMNIST have them.
@@ -32,7 +32,7 @@ def load(data: Data) -> ImageData:
 
     Raises:
         ValueError: for an unknown name, a data set that is neither prepared nor can be
-            downloaded, an unreadable image, a holdout that leaves nothing.
+            downloaded, an unreadable image, or a holdout that leaves no training image.
     """
     if data.name.startswith(TFDS):
         return _tfds(data)
@@ -44,8 +44,8 @@ def load(data: Data) -> ImageData:
 
 
 def _digits(data: Data) -> ImageData:
-    """1,797 images of 8 x 8 pixels; 360 of them, the same share of every class, are the
-    test set, always the same ones.
+    """1,797 images of 8 x 8 pixels. The test set is always the same 360 of them, with the
+    same share of every class.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -78,7 +78,9 @@ def _tfds(data: Data) -> ImageData:
     import absl.logging
     import tensorflow_datasets as tfds
 
-    absl.logging.set_verbosity(absl.logging.ERROR)  # an unprepared data set gets our message alone
+    absl.logging.set_verbosity(
+        absl.logging.ERROR
+    )  # show only our message for an unprepared data set
     name = data.name.removeprefix(TFDS)
     try:
         builder = tfds.builder(name, data_dir=data.dir)
@@ -94,7 +96,7 @@ def _tfds(data: Data) -> ImageData:
     test = next((split for split in ("test", "validation") if split in sizes), None)
     if "train" not in sizes or test is None or image is None or not hasattr(label, "names"):
         raise UserError(
-            f"{data.name} must have images with one label of a class, for training and for test. "
+            f"{data.name} must have images with one class label each, for training and for test. "
             f"Received: splits {', '.join(sizes)}; features {', '.join(features)}"
         )
     held = held_out(data.holdout, sizes["train"])
@@ -118,9 +120,9 @@ def _tfds(data: Data) -> ImageData:
 def _npz(data: Data) -> ImageData:
     if data.dir is None or not data.dir.is_file():
         raise UserError(f"--data.dir must name an .npz file. Received: {data.dir}")
-    with reading(f"{data.dir} is no file of np.savez"), np.load(data.dir) as file:
+    with reading(f"{data.dir} is not a file of np.savez"), np.load(data.dir) as file:
         arrays = {name: file[name] for name in file.files}
-    names = next((own.split() for own in ARRAYS if set(own.split()) <= set(arrays)), None)
+    names = next((row.split() for row in ARRAYS if set(row.split()) <= set(arrays)), None)
     if names is None:
         raise UserError(
             f"{data.dir} must hold the arrays {' or '.join(ARRAYS)}. Received: {', '.join(arrays)}"
@@ -130,9 +132,9 @@ def _npz(data: Data) -> ImageData:
 
 
 def _function(data: Data) -> ImageData:
-    """Call the user's `MODULE:FUNCTION`. It returns what the `load_data` of Keras' data
-    sets return, and may add class names. A pair of arrays may be anything that yields
-    images with their labels.
+    """Call the user's `MODULE:FUNCTION`. It returns the same as the `load_data` of Keras'
+    data sets, and may add class names. Instead of a pair of arrays, it may return an
+    iterable of images with their labels.
     """
     returned = function_of_user(data.name, "data.name", "my_data:load_data")()
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
@@ -148,9 +150,7 @@ def _function(data: Data) -> ImageData:
 
 
 def _pair(split) -> tuple[np.ndarray, np.ndarray]:
-    """Return a pair of arrays, or read one from what yields an image and a label at a
-    time.
-    """
+    """Return a pair of arrays, or make one from an iterable of an image and its label."""
     if not isinstance(split, tuple | list):
         split = zip(*map(tuple, split), strict=True)
     images, labels = map(np.array, split)
@@ -162,7 +162,7 @@ def _in_memory(
     splits: Mapping[str, tuple[np.ndarray, np.ndarray]],
     classes: Sequence[str] | None = None,
 ) -> ImageData:
-    """Return a data set of arrays, each split below its name in errors."""
+    """Return a data set of arrays. `splits` has the name of each split for errors."""
     (train_x, train_y), (test_x, test_y) = splits.values()
     train_x, test_x = (each[..., None] if each.ndim == 3 else each for each in (train_x, test_x))
     train_y, test_y = (each.squeeze(-1) if each.ndim == 2 else each for each in (train_y, test_y))
@@ -176,8 +176,8 @@ def _in_memory(
             or labels.shape != images.shape[:1]
         ):
             raise UserError(
-                f"{name} must be uint8, square images of one size, (images, size, size, channels), "
-                f"with a class number each. Received: {images.dtype} {images.shape} and labels "
+                f"{name} must be square uint8 images of one size, (images, size, size, channels), "
+                f"with one class number each. Received: {images.dtype} {images.shape} and labels "
                 f"{labels.dtype} {labels.shape}"
             )
     names = tuple(map(str, range(int(train_y.max()) + 1) if classes is None else classes))
@@ -244,8 +244,8 @@ def _folder(data: Data) -> ImageData:
 
 
 def _fake(data: Data) -> ImageData:
-    """Random pixels, `FAKE_IMAGES` over and over: to measure a network with an input
-    that takes no time.
+    """`FAKE_IMAGES` random images that repeat: to measure a network with an input that
+    takes no time.
     """
     size = data.size or 32
     held = held_out(data.holdout, 50_000)
@@ -259,7 +259,7 @@ def _fake(data: Data) -> ImageData:
         size=size,
         standard=Preprocessing(
             (127.5,) * 3, (73.9003,) * 3, size
-        ),  # those of uniform numbers from 0 to 255
+        ),  # mean and std of uniform integers from 0 to 255
         train=Fake(images, labels, 50_000 - held),
         test=Fake(images, labels, 10_000),
         holdout=Fake(images, labels, held) if held else None,
@@ -268,7 +268,7 @@ def _fake(data: Data) -> ImageData:
 
 
 def _check_can_prepare(builder) -> None:
-    """Raise a UserError at once where preparing would fail after minutes of retries."""
+    """Raise a UserError at once if preparing would fail after minutes of retries."""
     load = f"tfds.load('{builder.name}', data_dir='DIR')"
     advice = (
         f"The data set {builder.name} is not prepared in the data dir {builder.data_path}. To "
@@ -279,8 +279,7 @@ def _check_can_prepare(builder) -> None:
         manual = Path(builder.data_path).parents[1] / "downloads" / "manual"
         if not (manual.is_dir() and any(manual.iterdir())):
             raise UserError(
-                f"{advice} Its archives have to be put into {manual} by hand first. "
-                f"{folders.EMBEDDED}"
+                f"{advice} First put its archives into {manual} by hand. {folders.EMBEDDED}"
             )
         return
     url = next(iter(builder.url_infos), None)
@@ -294,7 +293,7 @@ def _check_can_prepare(builder) -> None:
         ) from error
 
 
-#: `Data.name` to a function that opens it.
+#: Functions that open a data set, by `Data.name`.
 SOURCES: Mapping[str, Callable[[Data], ImageData]] = {
     "digits": _digits,
     "cifar10": _tfds,
