@@ -40,9 +40,9 @@ def audit(
     from .analyze.specimen import chosen_data, open_specimen
 
     specimen = open_specimen(target, checkpoint, chosen_data(images, data, data_dir), images, seed)
-    found = specimen.audit()
-    print(f"{found}\n\nMeasured on {specimen.data}.")
-    if found.worst == "FAIL":
+    report = specimen.audit()
+    print(f"{report}\n\nMeasured on {specimen.data}.")
+    if report.worst == "FAIL":
         sys.exit(1)
 
 

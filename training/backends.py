@@ -1,5 +1,5 @@
-"""What the scripts decide by backend (does XLA compile, which precision is faster, who gets
-the accelerator), what they run on, what memory they take.
+"""Choices that depend on the backend (XLA, precision, the use of the accelerator), and
+descriptions of the device and of the memory in use.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ from typing import Any
 
 
 def jit_compile(choice: str, model) -> bool | str:
-    """Turn `auto`, `on` or `off` into the argument of `model.compile`. Networks of this
-    package decide by themselves; other Keras models get the same here.
+    """Turn `auto`, `on` or `off` into the argument of `model.compile`. For `auto`, the
+    networks of this package choose by themselves; other Keras models get the same here.
     """
     from keras_preact.backend import devices
     from keras_preact.models.base import UnitNetwork
 
     if choice != "auto":
         return choice == "on"
-    is_decided = not isinstance(model, UnitNetwork) and devices.xla_is_slower()
-    return False if is_decided else "auto"
+    is_slower = not isinstance(model, UnitNetwork) and devices.xla_is_slower()
+    return False if is_slower else "auto"
 
 
 #: Flags of CPUs on which TensorFlow and PyTorch train faster in bfloat16.
@@ -68,8 +68,8 @@ def _accelerator_has_bfloat16(backend: str) -> bool:
 
 
 def keep_accelerator_for_backend(backend: str) -> None:
-    """Keep TensorFlow, which most scripts import whatever the backend, from taking the
-    GPU's memory.
+    """Keep TensorFlow from taking the GPU's memory on another backend. Most commands
+    import TensorFlow on every backend.
     """
     if backend != "tensorflow":
         import tensorflow as tf
@@ -104,8 +104,8 @@ def device() -> str:
 
 
 def described(*packages: str) -> dict[str, Any]:
-    """Return what a file of results says of the device: its name, the CPU, the backend,
-    and the versions of Keras, NumPy, the backend and these packages.
+    """Return the description of the device for a file of results: its name, the CPU, the
+    backend, and the versions of Keras, NumPy, the backend and these packages.
     """
     import keras
 
@@ -119,7 +119,7 @@ def described(*packages: str) -> dict[str, Any]:
 
 
 def cpu() -> str:
-    """Return the processor's model, and how many of its cores the machine shows."""
+    """Return the processor's model and the number of its cores."""
     name = _line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} cores"
 
@@ -136,8 +136,8 @@ def cpu_flags() -> list[str]:
 
 
 def machine(variables: Iterable[str]) -> dict[str, Any]:
-    """Return what a benchmark's file says of the machine, with those of these
-    environment variables that are set.
+    """Return the description of the machine for a benchmark's file, with the values of
+    these environment variables if they are set.
     """
     return {
         "cpu": cpu(),
@@ -151,10 +151,8 @@ def machine(variables: Iterable[str]) -> dict[str, Any]:
 
 
 def peak_resident() -> int:
-    """Return the largest number of bytes of memory that this process has had, as the system
-    knows it.
-    """
-    # ru_maxrss of a child starts at the peak of the process that started it, VmHWM does not
+    """Return the peak memory of this process in bytes, as reported by the system."""
+    # ru_maxrss of a child starts at the peak of its parent process, VmHWM does not
     peak = _status("VmHWM")
     if peak is not None:
         return peak
@@ -166,9 +164,7 @@ def peak_resident() -> int:
 
 
 def peak_on_device() -> int | None:
-    """Return the largest number of bytes of a GPU that the backend's arrays have used so
-    far, None without a GPU.
-    """
+    """Return the peak GPU memory of the backend's arrays in bytes, None without a GPU."""
     import keras
 
     backend = keras.backend.backend()
@@ -188,7 +184,7 @@ def peak_on_device() -> int | None:
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process has."""
+    """Return the memory of this process in bytes."""
     return _status("VmRSS") or peak_resident()
 
 
@@ -199,7 +195,7 @@ def _status(key: str) -> int | None:
 
 
 def _line(file: str, key: str) -> str:
-    """Return what the first line `KEY: ...` of a file says, nothing if there is none."""
+    """Return the text after `KEY:` in a file, an empty string if there is no such line."""
     path = Path(file)
     for line in path.read_text().splitlines() if path.is_file() else []:
         name, _, value = line.partition(":")
@@ -209,9 +205,9 @@ def _line(file: str, key: str) -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of Python and of those of these packages that are installed."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of these packages, if they are installed."""
+    installed = {"python": platform.python_version()}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            installed[package] = metadata.version(package)
+    return installed

@@ -1,5 +1,5 @@
-"""Callbacks of a run: its history, its end, its profile, those of the user, and the steps
-before a resumption.
+"""Callbacks of a run: its history, its end, its profile, the user's callbacks, and the
+resumption within an epoch.
 """
 
 import math
@@ -20,9 +20,9 @@ class Diverged(Exception):
     """The loss of a step was not finite.
 
     Args:
-        loss: That loss.
-        step: Step of `fit`, from 0 on, over all epochs; with several steps per
-            execution the last of them.
+        loss: Loss of the step.
+        step: Step of `fit`, from 0, over all epochs; with several steps per execution the
+            last of them.
 
     Attributes:
         explanation: The likely mistake and the remedy, for a person.
@@ -42,7 +42,7 @@ class Count(keras.callbacks.Callback):
 
     Args:
         per_epoch: Steps of a complete epoch.
-        done: Steps before a resumption.
+        done: Steps of the run before it was resumed.
     """
 
     def __init__(self, per_epoch: int, done: int = 0):
@@ -61,8 +61,8 @@ class Count(keras.callbacks.Callback):
 
 
 class History(keras.callbacks.Callback):
-    """Writes history.csv with one line per epoch. Each time the whole file is replaced:
-    a reader never sees an incomplete one.
+    """Writes history.csv with one line per epoch. The whole file is replaced each time,
+    so a reader never sees an incomplete file.
 
     Args:
         path: The file.
@@ -89,7 +89,7 @@ class History(keras.callbacks.Callback):
         return list(self.rows)
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """Take the lines of a resumed run, and remove later ones from the file."""
+        """Restore the lines of a resumed run, and remove later ones from the file."""
         self.rows = list(state)
         if self.rows:
             self._write()
@@ -112,11 +112,11 @@ class FirstLosses(keras.callbacks.Callback):
     """Writes the losses of the first `FIRST` iterations of a run.
 
     They show whether a change of the code alters what it computes. With several steps
-    per execution, each figure is the mean of the steps of one.
+    per execution, each loss is the mean over the steps of one execution.
 
     Args:
-        path: CSV file with one line per execution: `step`, its last one, and `loss`. A
-            resumed run continues it.
+        path: CSV file with one line per execution: its last `step`, and `loss`. A resumed
+            run continues the file.
         count: Counter of the steps.
         write: Whether this process writes.
     """
@@ -172,7 +172,7 @@ class StopOnNaN(keras.callbacks.Callback):
         self.count = count
 
     def on_train_batch_end(self, batch, logs=None):
-        # the mean of the epoch so far, which one such loss makes infinite or NaN
+        # the mean of the epoch so far: one such loss makes it infinite or NaN
         loss = float((logs or {}).get("loss", 0.0))
         if not math.isfinite(loss):
             raise Diverged(loss, self.count.step - 1)
@@ -207,7 +207,7 @@ class Profile(keras.callbacks.Callback):
     """Records what the steps of `fit` do, with the profiler of the backend.
 
     Args:
-        folder: Where TensorBoard finds the record.
+        folder: Folder of the record, for TensorBoard.
         first, last: Numbers of the steps, from 1, over all epochs.
         count: Counter of the steps.
     """
@@ -268,7 +268,7 @@ def of_user(name: str) -> Callable[[Path], keras.callbacks.Callback]:
 
 class Continued(keras.callbacks.CallbackList):
     """The callbacks of a `fit` that resumes in the middle of an epoch: it skips the
-    steps before.
+    earlier steps of this epoch.
 
     Keras begins an epoch at its first step. For the first `done` steps of the fit, the
     train function is replaced by one that takes a batch and does nothing with it, and
@@ -276,11 +276,12 @@ class Continued(keras.callbacks.CallbackList):
 
     The train function is replaced because `fit` offers no other way: it takes no first
     step, a batch of weight 0 would still decay weights and change statistics, and a
-    short `fit` before the rest would end with averages in place of the weights.
+    separate `fit` for the rest of this epoch would end with averages in place of the
+    weights.
 
     Args:
         callbacks: The callbacks, in order.
-        done: Steps of the fit's first epoch to skip, fewer than it has.
+        done: Number of steps to skip in the first epoch, fewer than the epoch has.
         restore: Called at the beginning of that epoch, after Keras has reset its
             metrics.
         **params: Arguments of `keras.callbacks.CallbackList`.

@@ -55,51 +55,51 @@ class Saved:
         if it has one.
 
         Raises:
-            UserError: for a model with other variables, by number, name, shape or
-                dtype; nothing is assigned then.
+            UserError: if the model's variables differ in number, name, shape or dtype;
+                nothing is assigned then.
         """
         compiled = getattr(model, "optimizer", None) is not None
         self._restore(model, ("model", "optimizer") if compiled else ("model",))
 
     def restore_metrics(self, model: keras.Model) -> None:
-        """Assign the saved values to the metrics in the middle of an epoch, at whose
-        beginning Keras resets them.
+        """Assign the saved values to the metrics. Call it in the middle of an epoch: Keras
+        resets the metrics when an epoch begins.
 
         Args:
-            model: Compiled, its metrics built.
+            model: Compiled model with built metrics.
 
         Raises:
-            UserError: as `restore`.
+            UserError: as in `restore`.
         """
         self._restore(model, ("metrics",))
 
     def _restore(self, model: keras.Model, groups: tuple[str, ...]) -> None:
-        found: dict[str, list[Tensors]] = {group: GROUPS[group](model) for group in groups}
+        current: dict[str, list[Tensors]] = {group: GROUPS[group](model) for group in groups}
         for group in groups:
-            self._check(group, [tensors.description for tensors in found[group]])
+            self._check(group, [tensors.description for tensors in current[group]])
         with self._opened() as file:
             for group in groups:
-                for i, tensors in enumerate(found[group]):
+                for i, tensors in enumerate(current[group]):
                     parts = self._groups[group][i]["parts"]
                     write(tensors, [file[key] for key in _keys(group, i, parts)])
 
-    def _check(self, group: str, found: list[dict]) -> None:
+    def _check(self, group: str, current: list[dict]) -> None:
         saved = self._groups[group]
-        for ours, theirs in zip(found, saved, strict=False):
-            for key, value in ours.items():
-                if value != theirs[key] and key != "path":
+        for variable, entry in zip(current, saved, strict=False):
+            for key, value in variable.items():
+                if value != entry[key] and key != "path":
                     raise UserError(
-                        f"{self.path} does not fit the {group}: {ours['path']} has {key} {value} "
-                        f"here, and {theirs['path']} has {theirs[key]} in the file."
+                        f"{self.path} does not fit the {group}: {variable['path']} has {key} "
+                        f"{value} here, and {entry['path']} has {entry[key]} in the file."
                     )
-        if len(found) != len(saved):
-            if len(found) > len(saved):
-                what = f"it lacks {found[len(saved)]['path']}"
+        if len(current) != len(saved):
+            if len(current) > len(saved):
+                difference = f"it lacks {current[len(saved)]['path']}"
             else:
-                what = f"it has {saved[len(found)]['path']}, which is unknown here"
+                difference = f"it has {saved[len(current)]['path']}, which is unknown here"
             raise UserError(
-                f"{self.path} does not fit the {group}: {what}. "
-                f"Received: {len(saved)} variables in the file, {len(found)} here"
+                f"{self.path} does not fit the {group}: {difference}. "
+                f"Received: {len(saved)} variables in the file, {len(current)} here"
             )
 
 
@@ -113,8 +113,8 @@ class Checkpoints:
     Args:
         folder: Folder of the files.
         keep: Number of checkpoints to keep.
-        write: Whether this process writes. Of several that train one model, one writes,
-            and all call `save`.
+        write: Whether this process writes. If several processes train one model, one of
+            them writes, and all call `save`.
     """
 
     def __init__(self, folder: Path, keep: int = 3, write: bool = True):
@@ -129,12 +129,12 @@ class Checkpoints:
 
     def _files(self) -> list[Path]:
         """Return the files, the newest first."""
-        found = [path for path in self.folder.glob("state-*.npz") if _NAME.fullmatch(path.name)]
-        return sorted(found, key=lambda path: (_step(path), path.stat().st_mtime_ns), reverse=True)
+        paths = [path for path in self.folder.glob("state-*.npz") if _NAME.fullmatch(path.name)]
+        return sorted(paths, key=lambda path: (_step(path), path.stat().st_mtime_ns), reverse=True)
 
     def newest(self, warn: Callable[[str], object]) -> Saved | None:
-        """Return the newest complete checkpoint, or None; `warn` of each newer one that
-        is damaged.
+        """Return the newest complete checkpoint, or None. Call `warn` for each newer one
+        that is damaged.
         """
         for path in self._files():
             try:
@@ -152,7 +152,7 @@ class Checkpoints:
         metrics.
 
         Args:
-            model: Compiled and built.
+            model: Compiled and built model.
             progress: JSON value to save with them; its `step` counts the steps.
 
         Returns:
@@ -169,9 +169,9 @@ class Checkpoints:
         groups: dict[str, list[dict]] = {}
         for group, variables in GROUPS.items():
             groups[group] = []
-            for i, each in enumerate(variables(model)):
-                parts = read(each)
-                groups[group].append(each.description | {"parts": len(parts)})
+            for i, variable in enumerate(variables(model)):
+                parts = read(variable)
+                groups[group].append(variable.description | {"parts": len(parts)})
                 tensors |= dict(zip(_keys(group, i, len(parts)), parts, strict=True))
         if not self.write:
             return None
@@ -192,7 +192,7 @@ class Checkpoints:
                 path = self.folder / f"state-{step:09d}-{_hash(file)}.npz"
             temporary.replace(path)
             sync(self.folder)
-        except OSError as error:  # that of a full disk does not name the file
+        except OSError as error:  # the error of a full disk does not name the file
             raise UserError(
                 f"Cannot write a checkpoint to {self.folder}: {error}. Older checkpoints are "
                 "intact."
@@ -232,11 +232,11 @@ class Saver(keras.callbacks.Callback):
     """Saves a checkpoint regularly: between two steps, or after an epoch. Other steps
     cost nothing.
 
-    It belongs after all callbacks whose state is in `progress`, and those that write
-    files at the end of an epoch.
+    Place it after all callbacks with a state in `progress`, and after callbacks that
+    write files at the end of an epoch.
 
     Args:
-        checkpoints: Where to save.
+        checkpoints: Checkpoints of the run.
         minutes: Least minutes between two checkpoints. Processes do not share a clock:
             use `every` for a model that is split over them, since all of them have to
             save.
@@ -307,10 +307,10 @@ class Best(keras.callbacks.Callback):
 
     Args:
         folder: Folder of the file.
-        monitor: Figure in the logs of an epoch.
-        higher_is_better: Whether the highest value of it is the best.
-        save: Writes the model to a path, completely or not at all. Of several processes
-            that train one model, all have this callback.
+        monitor: Name of a metric in the logs of an epoch.
+        higher_is_better: Whether the highest value is the best.
+        save: Writes the model to a path, completely or not at all. If several processes
+            train one model, all of them have this callback.
     """
 
     def __init__(

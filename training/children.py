@@ -15,7 +15,7 @@ from typing import Any
 
 from . import cli
 
-#: Exit status of a child that was stopped at its limit, as `timeout` has it.
+#: Exit status of a child that was stopped at its time limit, as of the command `timeout`.
 STOPPED = 124
 
 _ROOT = Path(__file__).parents[1]
@@ -31,25 +31,25 @@ def start(
     """Start a module, such as `training.benchmark.child`, in a process of its own.
 
     Args:
-        module: It finds these sources, wherever the process is started.
-        argument: Its argument.
-        keras_backend: Its KERAS_BACKEND.
-        variables: Environment variables that it gets unless they are set.
+        module: Name of the module. It is found from every working directory.
+        argument: Argument of the module.
+        keras_backend: KERAS_BACKEND of the process.
+        variables: Environment variables of the process, unless they are set already.
         **options: Options of `subprocess.Popen`.
     """
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    own = {"KERAS_BACKEND": keras_backend, "PYTHONPATH": path}
+    required = {"KERAS_BACKEND": keras_backend, "PYTHONPATH": path}
     return subprocess.Popen(
         [sys.executable, "-m", module, argument],
-        env=dict(variables) | os.environ | own,
-        start_new_session=True,  # Ctrl-C reaches it through this process alone
+        env=dict(variables) | os.environ | required,
+        start_new_session=True,  # only this process passes Ctrl-C on to it
         **options,
     )
 
 
 def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[int, str, str]:
-    """Return exit status, stdout and stderr of a child; it and what it started are
-    killed after `limit` seconds.
+    """Return exit status, stdout and stderr of a child. After `limit` seconds, it and all
+    processes that it started are killed.
     """
     process = start(
         module,
@@ -76,7 +76,7 @@ def result(module: str, argument: str, keras_backend: str, limit: float) -> dict
     """Return the answer of a child.
 
     Raises:
-        RuntimeError: if it has none; the message says why.
+        RuntimeError: if it has no answer; the message says why.
     """
     status, out, err = run(module, argument, keras_backend, limit)
     if status:
@@ -91,14 +91,14 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def problem(status: int, err: str, limit: float) -> str:
-    """Return in words why a child has no answer: what `run` returned of it, and the
-    limit that it had.
+    """Return in words why a child has no answer, from the exit status and stderr that
+    `run` returned and from its limit.
     """
     if status == STOPPED:
         return f"over {limit:g} s"
     if status < 0:
         name = signal.Signals(-status).name
-        return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+        return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
     return f"failed: {last_line(err)}"
 
 
@@ -111,8 +111,8 @@ def last_line(text: str) -> str:
 
 
 def answer(of: Callable[[], dict]) -> None:
-    """Write what `of` returns to stdout; what libraries print meanwhile goes to stderr.
-    Errors end as in `cli.guard`.
+    """Call `of` and write its answer to stdout. What libraries print meanwhile goes to
+    stderr. Errors end the process as in `cli.guard`.
     """
 
     def run() -> None:

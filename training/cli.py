@@ -1,5 +1,5 @@
-"""What the commands share: options from type annotations, help texts, and errors a
-person can act on.
+"""Shared by all commands: options from type annotations, help texts, and errors that
+say what to do.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ PROGRAM = "keras-preact"
 #: For the help texts: an option of every command.
 VERBOSE = "With --verbose, an error shows where it comes from."
 
-#: Extra of keras-preact to the top-level modules that it installs and a command may miss.
+#: Top-level modules that a command may miss, by the extra of keras-preact that installs them.
 _MODULES = {
     "training": "PIL importlib_resources matplotlib rich scipy sklearn tensorboard "
     "tensorflow_datasets tyro",
@@ -35,12 +35,12 @@ _MODULES = {
     "litert": "ai_edge_litert",
 } | {name: name for name in ("jax", "openvino", "ray", "torch")}
 
-#: Module to the extra that installs it.
+#: Extra that installs a module, by module.
 EXTRAS: Mapping[str, str] = {
     module: extra for extra, modules in _MODULES.items() for module in modules.split()
 }
 
-#: What is raised for a file that holds something else than it should.
+#: Errors that are raised for a file with unexpected content.
 _UNREADABLE = (
     *(OSError, AttributeError, KeyError, TypeError, ValueError),
     *(csv.Error, zipfile.BadZipFile),
@@ -50,8 +50,8 @@ T = TypeVar("T")
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave; the message says what was received and what
-    would work.
+    """A mistake in the user's input. The message says what was received and what would
+    work.
     """
 
 
@@ -64,8 +64,8 @@ def main(name: str, function: Callable, argv: Sequence[str]) -> None:
     """Call `function` with its parameters taken from the arguments of the command
     `name`.
 
-    A ValueError or an OSError ends the program with one line on stderr and status 2,
-    below its trace with --verbose; an interruption ends it with status 130.
+    A ValueError or an OSError ends the program with status 2 and one line on stderr;
+    --verbose also prints its traceback. Ctrl-C ends it with status 130.
     """
     argv, verbose = split_verbose(argv)
     guard(lambda: parse(name, function, argv), verbose)
@@ -106,8 +106,8 @@ def parse(
 
 
 def _listing(name: str, description: str, rows: Mapping[str, str], word: str) -> str:
-    """Return the help text of a command that takes the name of something first:
-    examples, and a line for each name.
+    """Return the help text of a command with a name as its first argument: examples, and
+    a line for each name.
     """
     width = max(map(len, rows))
     return "\n".join(
@@ -134,18 +134,18 @@ def choose(
     argv: Sequence[str] | None,
     word: str = "COMMAND",
 ) -> None:
-    """Run a command that takes the name of something first: `start` gets that name and
-    the arguments after it. Without a name, or for --help, print what there is.
+    """Run a command with a name as its first argument: call `start` with this name and
+    the arguments after it. Without a name, or for --help, print all names.
 
     Errors end as in `main`.
 
     Args:
         name: Command, as the help text shows it.
         description: Part of the help text.
-        rows: Name to a line of the help text.
-        start: Does the work.
-        argv: Arguments. None: those of the process.
-        word: What the names are of.
+        rows: Lines of the help text, by name.
+        start: Function that does the work.
+        argv: Arguments. None: the arguments of the process.
+        word: Word for a name in the help text: COMMAND or RECIPE.
     """
     words, verbose = split_verbose(sys.argv[1:] if argv is None else argv)
 
@@ -174,8 +174,8 @@ def check_positive(**options: float | None) -> None:
 
 
 def read_option(text: str) -> tuple[str, Any]:
-    """Return name and value of `NAME=VALUE`: a number, a truth value, none, or the text
-    itself.
+    """Return name and value of `NAME=VALUE`. The value is a number, a bool, None or the
+    text itself.
     """
     name, _, value = text.partition("=")
     if not value:
@@ -203,15 +203,17 @@ def function_of_user(name: str, option: str, example: str) -> Callable[..., Any]
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)
+        attribute = getattr(importlib.import_module(module), function)
     except (ImportError, ValueError, AttributeError) as error:
         raise UserError(
             f"--{option} must be MODULE:FUNCTION, such as {example} for a function in "
             f"{example.partition(':')[0]}.py. Received: {name!r} ({error})"
         ) from error
-    if not callable(found):
-        raise UserError(f"--{option} must name a function. Received: {name!r}, which is {found!r}")
-    return found
+    if not callable(attribute):
+        raise UserError(
+            f"--{option} must name a function. Received: {name!r}, which is {attribute!r}"
+        )
+    return attribute
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -229,13 +231,13 @@ def split_verbose(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def guard(action: Callable[[], object], verbose: bool = False) -> None:
-    """Call `action`, and turn its errors into a message and an exit status as `main`
-    describes.
+    """Call `action`, and turn its errors into a message and an exit status, as described
+    in `main`.
     """
     if verbose:
         import keras
 
-        keras.config.disable_traceback_filtering()  # which leaves out Keras' own part of a trace
+        keras.config.disable_traceback_filtering()  # which hides Keras' own lines of a traceback
     try:
         with missing_packages():
             action()
@@ -246,8 +248,8 @@ def guard(action: Callable[[], object], verbose: bool = False) -> None:
 
 
 def fail(error: Exception, verbose: bool = False) -> NoReturn:
-    """End the program with the error's message in one line on stderr, below its trace
-    if `verbose`, and status 2.
+    """Print the error's message in one line on stderr, after its traceback if `verbose`,
+    and end the program with status 2.
     """
     if verbose:
         traceback.print_exception(error)
@@ -256,16 +258,16 @@ def fail(error: Exception, verbose: bool = False) -> NoReturn:
 
 
 @contextlib.contextmanager
-def reading(said: str) -> Iterator[None]:
-    """Turn what is raised by reading a file that holds something else into a `UserError`:
-    `said`, and the error.
+def reading(message: str) -> Iterator[None]:
+    """Turn the errors that a file with unexpected content raises into a `UserError` with
+    `message` and the error.
     """
     try:
         yield
     except UserError as error:
-        raise UserError(f"{said}: {error}") from error
+        raise UserError(f"{message}: {error}") from error
     except _UNREADABLE as error:
-        raise UserError(f"{said}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{message}: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

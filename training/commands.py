@@ -11,7 +11,7 @@ class Command:
     Args:
         group: Heading in the help text.
         about: What the command does, in one line.
-        examples: Command lines without the program's name, with a comment each.
+        examples: Command lines without the name of the program, each with a comment.
         module: Module of this package whose `main` takes the arguments. Default: the
             command's name.
     """
@@ -22,7 +22,7 @@ class Command:
     module: str = ""
 
 
-#: Name to command, in the order of the help text.
+#: Commands by name, in the order of the help text.
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
         "Train and use a network",
@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, Command] = {
         "Compare runs: options, accuracy, curves.",
         {
             "compare runs/A runs/B": "a table",
-            "compare runs/A runs/B --output comparison": "as comparison.csv, and the curves",
+            "compare runs/A runs/B --output comparison": "write comparison.csv, draw the curves",
         },
     ),
     "predict": Command(
@@ -107,9 +107,9 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "reproduce": Command(
         "Measure",
-        "Measure the paper's tables beside the published numbers.",
+        "Measure the paper's tables and compare with the published numbers.",
         {
-            "reproduce digits": "Tables 1 and 2 in small, half an hour on a CPU",
+            "reproduce digits": "small versions of Tables 1 and 2, half an hour on a CPU",
             "reproduce table2 --rows resnet110-original --seeds 1": "one run on CIFAR-10",
             "reproduce report": "write results/README.md",
         },

@@ -18,15 +18,15 @@ from .terminal import aligned, duration
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """A run directory, as far as a comparison needs it.
+    """What a comparison needs from a run directory.
 
     Args:
         name: Unique name.
         config: Configuration of the run.
-        described: The rest of its config.json.
+        described: Content of its config.json.
         history: Columns of its history.csv.
         test_error: Error in percent on its own test set; None if it was not measured.
-        finished: Whether it came to its end.
+        finished: Whether the run is finished.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Compared:
     finished: bool
 
     def figure(self, name: str, of: Callable[[np.ndarray], Any]) -> float | None:
-        """Return what `of` makes of the numbers in a column of the history, None if
+        """Apply `of` to the finite numbers in a column of the history. Return None if
         there are none.
         """
         if not histories.measured(self.history, name):
@@ -46,7 +46,7 @@ class Compared:
         return float(of(values[np.isfinite(values)]))
 
     def validation_error(self, of: Callable[[np.ndarray], Any]) -> float | None:
-        """Return what `of` makes of the held-out errors in percent, one per epoch."""
+        """Apply `of` to the held-out errors in percent, one per epoch."""
         return self.figure("val_accuracy", lambda values: of(100 * (1 - values)))
 
 
@@ -54,7 +54,8 @@ def _last(values: np.ndarray) -> float:
     return values[-1]
 
 
-#: Column of comparison.csv to the value of a run, before the options and after them.
+#: Functions that return the value of a run, by column of comparison.csv: the columns before the
+#: options, and after them.
 WHAT: Mapping[str, Callable[[Compared], Any]] = {
     "run": lambda run: run.name,
     "model": lambda run: run.config.model.name,
@@ -71,7 +72,7 @@ RESULTS: Mapping[str, Callable[[Compared], Any]] = {
     "seconds": lambda run: run.figure("seconds", _last),
     "images_per_second": lambda run: run.figure("images_per_second", np.median),
 }
-#: Columns whose values are written for people, to their headings and that function.
+#: Heading of a printed column, and the function that formats its values, by column.
 SHOWN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "parameters": ("parameters", "{:,.0f}".format),
     "iterations": ("iterations", "{:,.0f}".format),
@@ -97,14 +98,14 @@ def compare(
 
     Args:
         directories: Run directories.
-        output: Folder for comparison.csv and comparison.png, their curves. If not
+        output: Folder for comparison.csv and comparison.png, the learning curves. If not
             given: print only.
     """
     if not directories:
         raise cli.UserError(f"Name at least one run: {cli.command('compare')} runs/A runs/B")
-    found = read_runs(directories)
-    columns = {**WHAT, **differing(found), **RESULTS}
-    rows = [{name: value(run) for name, value in columns.items()} for run in found]
+    compared = read_runs(directories)
+    columns = {**WHAT, **differing(compared), **RESULTS}
+    rows = [{name: value(run) for name, value in columns.items()} for run in compared]
     headings = [SHOWN[name][0] if name in SHOWN else name for name in columns]
     cells = [[_cell(*pair) for pair in row.items()] for row in rows]
     print(aligned([headings, *cells], shutil.get_terminal_size((120, 24)).columns))
@@ -115,8 +116,8 @@ def compare(
     with runs.replacing(output / "comparison.png") as path:
         from . import curves
 
-        splits = {"held-out" if run.config.data.holdout else "test" for run in found}
-        histories_of = {run.name: run.history for run in found}
+        splits = {"held-out" if run.config.data.holdout else "test" for run in compared}
+        histories_of = {run.name: run.history for run in compared}
         curves.draw(histories_of, path, "", " or ".join(sorted(splits)))
     print(f"\nWrote {output / 'comparison.csv'}, {output / 'comparison.png'}")
 
@@ -157,22 +158,23 @@ def _test_error(path: Path, config: Config) -> float | None:
         return 100 * float(metrics["error"]) if metrics["data"] == config.data.name else None
 
 
-def differing(found: Sequence[Compared]) -> dict[str, Callable[[Compared], Any]]:
-    """Return the options in which the runs differ, as the command line names them,
-    without their dashes, and backends; each with the function that reads it.
+def differing(compared: Sequence[Compared]) -> dict[str, Callable[[Compared], Any]]:
+    """Return functions that read an option of a run, for the options in which the runs
+    differ, and for their distribution and backend if these differ. Options have their
+    names on the command line, without dashes.
     """
     names = dict.fromkeys(
         name.removeprefix("--")
-        for run in found
-        for name in differences(found[0].config, run.config)
+        for run in compared
+        for name in differences(compared[0].config, run.config)
         if name != "--model.name"
     )
-    more: dict[str, Callable[[Compared], Any]] = {
+    others: dict[str, Callable[[Compared], Any]] = {
         "distribution": lambda run: run.config.distribution,
         "backend": lambda run: run.described.get("versions", {}).get("backend"),
     }
     return {name: functools.partial(_option, name) for name in names} | {
-        name: value for name, value in more.items() if len(set(map(value, found))) > 1
+        name: value for name, value in others.items() if len(set(map(value, compared))) > 1
     }
 
 

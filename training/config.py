@@ -13,7 +13,7 @@ import tyro
 
 from .cli import UserError, check_positive, read_option
 
-#: Fields of `Model` that say where a network starts. They are no arguments of its builder.
+#: Fields of `Model` that say where a network starts. They are not arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
 
 # Names of the library's tables, written here because importing the library takes seconds and
@@ -95,13 +95,13 @@ class Model:
 
     def overrides(self) -> dict:
         """Return the fields that are set, as arguments of `kp.create_model`."""
-        own = {
+        changes = {
             key: value
             for key, value in dataclasses.asdict(self).items()
             if key not in (*START, "scales", "options") and value is not None
         }
         scaling = {} if self.scales is None else {"shortcut": self._scaling(*self.scales)}
-        return own | scaling | dict(map(read_option, self.options))
+        return changes | scaling | dict(map(read_option, self.options))
 
     def _scaling(self, shortcut: float, residual: float) -> Any:
         if self.shortcut != "constant_scaling":
@@ -227,7 +227,7 @@ class Checkpoint:
     minutes: float = 5.0
     """Minutes between two checkpoints. One more is saved at the end and on interruption."""
     every: int = 0
-    """Iterations between two checkpoints, in addition. 0: only by time."""
+    """Iterations between two checkpoints, instead of --checkpoint.minutes. 0: by time."""
     keep: int = 3
     """Number of checkpoints to keep."""
     best: bool = True
@@ -343,8 +343,8 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> list[str]:
-    """Return the options, as the command line names them, in which two configurations
-    compute something else, except the `ignored` ones.
+    """Return the options, as named on the command line, in which two configurations
+    differ, except for `FREE` options and the `ignored` ones.
     """
     first, second = (_flat(dataclasses.asdict(config)) for config in (one, other))
     names = [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
@@ -352,12 +352,12 @@ def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> li
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in options.items():
         if prefix or name not in FREE:
-            found |= (
+            flat |= (
                 _flat(value, f"{prefix}{name}.")
                 if isinstance(value, dict)
                 else {f"{prefix}{name}": value}
             )
-    return found
+    return flat

@@ -12,7 +12,7 @@ from .quiet import QuietTensorFlow
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Start the command that is named first; the other arguments are its own.
+    """Start the command that the first argument names, with the other arguments.
 
     An unknown command, or a missing package that the command needs, ends with one line
     on stderr and status 2.
@@ -23,14 +23,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if QuietTensorFlow not in sys.meta_path:
         sys.meta_path.insert(0, QuietTensorFlow)
     argv = list(sys.argv[1:] if argv is None else argv)
-    rest, verbose = cli.split_verbose(argv)
-    if not rest or rest[0] in ("-h", "--help"):
+    words, verbose = cli.split_verbose(argv)
+    if not words or words[0] in ("-h", "--help"):
         print(described())
         return
-    if rest[0] == "--version":
+    if words[0] == "--version":
         print(f"{cli.PROGRAM} {importlib.metadata.version('keras-preact')}")
         return
-    name = rest[0]
+    name = words[0]
     argv.remove(name)
     try:
         command = cli.lookup(COMMANDS, name, "command")

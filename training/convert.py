@@ -13,7 +13,7 @@ FormatName = Literal[
     "auto", "keras_preact", "keras_applications", "keras_hub", "timm", "pytorchcv", "torch_cifar"
 ]
 
-#: A size that a conversion may change, to what happens then.
+#: Sizes that a conversion may change, and what it does then.
 _ADAPTED = {
     "channels": "the first kernel was adapted",
     "classes": "the classifier is new and must be trained",
@@ -32,24 +32,24 @@ def convert(
     half: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Convert the weights of a pre-activation network between libraries. Nothing is
-    loaded or written by half.
+    """Convert the weights of a pre-activation network between libraries. It loads and
+    writes all weights, or none.
 
     Args:
         source: File to read: .keras, .h5 (keras.applications), .safetensors, .pth, .pt,
             .bin or .npz (timm, pytorchcv, Torch).
         out: File to write: .keras, .weights.h5 or .safetensors.
-        source_format: Format of the source. auto: found from its content.
+        source_format: Format of the source. auto: detect it from the content.
         target_format: Format to write. auto: this package's own; for .safetensors the
             names of timm or of the Torch code.
-        classes: Number of classes. Another number than the source's gets a new
-            classifier.
+        classes: Number of classes. If the source has another number, the classifier is
+            new.
         input_shape: Height, width and channels of the images. The first kernel is
-            adapted to other channels.
-        check: An .npz file with `images` and `outputs`, what the source's network returns
+            adapted to another number of channels.
+        check: An .npz file with `images` and `outputs`, the outputs of the source's network
             for them. Nothing is written if the converted network returns something else.
-        half: Write a .weights.h5 file in 16 bits (float16): half the size. Networks read it
-            as any other.
+        half: Write a .weights.h5 file in 16 bits (float16): half the size. Networks load
+            it like any other file.
         overwrite: Replace an existing file.
     """
     from keras_preact import atomic, weights
@@ -67,8 +67,10 @@ def convert(
         model = as_is = read(content)
         sizes: dict[str, Any] = {} if classes is None else {"classes": classes}
         if input_shape is not None:
-            first = model.get_config()["data_format"] == "channels_first"
-            sizes["input_shape"] = (input_shape[2], *input_shape[:2]) if first else input_shape
+            channels_first = model.get_config()["data_format"] == "channels_first"
+            sizes["input_shape"] = (
+                (input_shape[2], *input_shape[:2]) if channels_first else input_shape
+            )
         if sizes:
             model = read(content, **sizes)
     except weights.WeightsMismatch as error:
@@ -93,8 +95,11 @@ def _check(out: Path, target_format: FormatName, half: bool, overwrite: bool) ->
     from . import formats
 
     if out.exists() and not (overwrite and out.is_file()):
-        advice = "add --overwrite to replace it" if out.is_file() else "it is a folder"
-        raise cli.UserError(f"{out} exists already: {advice}, or choose another name.")
+        if out.is_file():
+            raise cli.UserError(
+                f"{out} exists already. Add --overwrite to replace it, or choose another name."
+            )
+        raise cli.UserError(f"{out} is a folder. Choose another name.")
     if not out.parent.is_dir():
         raise cli.UserError(f"The folder {out.parent} does not exist.")
     any_file = (*formats.MODEL_FILES, *formats.STATE_FILES)

@@ -1,4 +1,4 @@
-"""Errors on corrupted test images, such as those of CIFAR-10-C."""
+"""Errors on corrupted test images, such as CIFAR-10-C."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 from .cli import UserError
 from .terminal import lines
 
-#: Strengths of each corruption; a file holds the test images at the weakest first.
+#: Number of severities of each corruption. A file holds the test images at the lowest one first.
 SEVERITIES = 5
 
 
@@ -18,9 +18,9 @@ def measure(
     """Return the share of wrong images for each corruption, at each severity.
 
     Args:
-        folder: One as of CIFAR-10-C: `labels.npy`, and for each corruption `NAME.npy` with
-            the images of the first severity, then of the second, and so on, `(5 n, height,
-            width, channels)`, pixels from 0 to 255.
+        folder: Folder as for CIFAR-10-C: `labels.npy`, and for each corruption
+            `NAME.npy` with the images of the first severity, then of the second, and so
+            on, `(5 n, height, width, channels)`, pixels from 0 to 255.
         classify: Function from float32 pixels to logits.
         outputs: Number of classes.
         batch_size: Images per call.
@@ -34,7 +34,7 @@ def measure(
     if not files or not (folder / "labels.npy").is_file():
         raise UserError(
             "--corruptions must be a folder with labels.npy and a NAME.npy for each corruption, as "
-            f"of CIFAR-10-C (zenodo.org/records/2535967). Received: {folder}"
+            f"for CIFAR-10-C (zenodo.org/records/2535967). Received: {folder}"
         )
     labels = np.load(folder / "labels.npy")
     if (
@@ -43,8 +43,8 @@ def measure(
         or not 0 <= labels.min() <= labels.max() < outputs
     ):
         raise UserError(
-            f"labels.npy must hold class numbers below {outputs}, as many for each of {SEVERITIES} "
-            f"severities. Received: shape {labels.shape}, numbers up to {labels.max()}"
+            f"labels.npy must hold class numbers below {outputs}, equally many for each of "
+            f"{SEVERITIES} severities. Received: shape {labels.shape}, numbers up to {labels.max()}"
         )
     errors = {}
     for path in files:

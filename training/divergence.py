@@ -1,4 +1,4 @@
-"""What a run says if its loss is not finite."""
+"""The message of a run with a loss that is not finite."""
 
 import numpy as np
 
@@ -12,8 +12,8 @@ def message(
 
     Args:
         loss: The loss that is not finite.
-        place: Its iteration in words.
-        learning_rate: The option of the run.
+        place: The iteration in words.
+        learning_rate: Learning rate option of the run.
         health: Callback of the run. Its last record, from before this loss, names the
             layer.
     """
@@ -26,7 +26,7 @@ def message(
     record = health.history[-1]
     broken = np.flatnonzero(~np.isfinite(record.update_norms))
     if broken.size:
-        return f"{text} Update {record.step} left {health.weights[broken[-1]]} not finite."
+        return f"{text} After update {record.step}, {health.weights[broken[-1]]} is not finite."
     ratios = np.nan_to_num(record.update_ratios)
     most = int(np.argmax(ratios))
     return (

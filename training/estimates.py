@@ -25,10 +25,10 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 def multiply_adds(layer: keras.Layer, image: KerasTensor) -> int:
-    """Return the products with their sums in a forward pass of one image through a layer.
+    """Return the number of multiply-adds in a forward pass of one image through a layer.
 
-    Those of matrix products and convolutions, also for padding. Other sums, activations
-    and normalisations, a few percent, are not counted.
+    Matrix products and convolutions are counted, including products with padding. Other
+    sums, activations and normalisations, a few percent, are not counted.
     """
     graph = Graph(layer, image, training=False, opaque=(kp.UnitStack,))
     total = 0
@@ -52,7 +52,7 @@ Specs = Sequence[KerasTensor]
 
 
 def _of_kernel(step: Step, specs: Specs) -> int:
-    """Return one product per element of the kernel and place of the output."""
+    """Return one product per element of the kernel and position of the output."""
     out = specs[step.outputs[0]]
     return _size(out) // out.shape[step.channel_axis] * math.prod(step.operation.kernel.shape)
 
@@ -72,9 +72,9 @@ def _of_einsum(step: Step, specs: Specs) -> int:
     return math.prod(sizes.values())
 
 
-#: Layers of networks for images with one kernel, applied at each place of the output.
+#: Layers of networks for images with one kernel, applied at each position of the output.
 KERNELS = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
-#: Other operations that multiply matrices, to their number of products for one image.
+#: Functions that return the products for one image of other operations, by kind of operation.
 PRODUCTS: Mapping[str, Callable[[Step, Specs], int]] = {"Matmul": _of_matmul, "Einsum": _of_einsum}
 
 
@@ -89,14 +89,16 @@ def describe(run: Run, executions: Sequence[float]) -> str:
     batch, devices = config.batch_size, run.distribution.replicas
     [image] = model.inputs
     products = multiply_adds(model, KerasTensor((1, *image.shape[1:]), image.dtype))
-    split = f" in {plan.parts} parts" if plan.parts > 1 else ""
-    split += f" on {devices} devices" if devices > 1 else ""
+    division = f" in {plan.parts} parts" if plan.parts > 1 else ""
+    division += f" on {devices} devices" if devices > 1 else ""
     fixed = model.count_params() - run.parameters
-    peak, of = backends.peak_on_device(), "of a device"
+    peak, owner = backends.peak_on_device(), "of a device"
     if peak is None:
-        peak, of = backends.peak_resident(), "of this process, with all that it has loaded"
+        peak, owner = backends.peak_resident(), "of this process, including all that it has loaded"
     sizes = {"to train": data.train, "held out": data.holdout, "to test": data.test}
-    images = ", ".join(f"{part.size:,} {name}" for name, part in sizes.items() if part is not None)
+    images = ", ".join(
+        f"{split.size:,} {name}" for name, split in sizes.items() if split is not None
+    )
     execution = statistics.median(executions[1:])
     compiling = max(executions[0] - execution, 0.0)
     seconds = execution * plan.parts / config.steps_per_execution
@@ -114,11 +116,11 @@ def describe(run: Run, executions: Sequence[float]) -> str:
         ),
         "Augmentation": _augmentation(config.data),
         "Updates": (
-            f"{plan.iterations:,} with {batch:,} images each{split}: "
+            f"{plan.iterations:,} with {batch:,} images each{division}: "
             f"{plan.iterations / plan.steps_per_epoch:,.4g} epochs of {plan.steps_per_epoch:,} "
             "updates"
         ),
-        "Memory": f"at most {filesize.decimal(peak)} {of}; measured in a few steps",
+        "Memory": f"at most {filesize.decimal(peak)} {owner}; measured in a few steps",
         "Learning rate": _rates(plans.rate_at(run.rate), plan.iterations),
         "Time": (
             f"about {duration(plan.iterations * seconds)} ({seconds:.3g} s per update, "
@@ -138,7 +140,9 @@ def _name(model: keras.Model) -> str:
     policies = collections.Counter(
         layer.dtype_policy.name for layer in model.layers if layer.weights
     )
-    units = sum(part.depth if isinstance(part, kp.UnitStack) else 1 for part in model.segments)
+    units = sum(
+        segment.depth if isinstance(segment, kp.UnitStack) else 1 for segment in model.segments
+    )
     return f"{model.name}, {units} units, {policies.most_common(1)[0][0]}"
 
 
@@ -169,10 +173,10 @@ def _augmentation(options: Data) -> str:
 
 
 def _rates(rate: Callable[[int], float], iterations: int) -> str:
-    """Return in words the learning rate at the parts of a run, and its highest one."""
-    parts = [("at the start", 0)]
-    parts += [(f"at {100 * share:g} %", round(share * (iterations - 1))) for share in SHARES]
-    parts += [("at the end", iterations - 1)]
+    """Return in words the learning rate at points of a run, and the highest rate."""
+    points = [("at the start", 0)]
+    points += [(f"at {100 * share:g} %", round(share * (iterations - 1))) for share in SHARES]
+    points += [("at the end", iterations - 1)]
     highest = max(rate(step) for step in range(0, iterations, max(1, iterations // 200)))
-    words = [f"{rate(step):.3g} {name}" for name, step in parts]
+    words = [f"{rate(step):.3g} {name}" for name, step in points]
     return f"{', '.join(words)}; highest {highest:.3g}"

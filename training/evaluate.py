@@ -16,9 +16,9 @@ from . import corruptions as corrupted
 from .config import Data, from_json
 
 Views = Literal["one", "flip", "flip_shift"]
-#: Intervals of equal length that confidences are put into, to be compared with the accuracy.
+#: Number of equal intervals of confidence in which it is compared with the accuracy.
 CONFIDENCE_BINS = 15
-#: What the report says of them.
+#: Words of the report for each choice of views.
 VIEWS: dict[str, str] = {"one": "", "flip": ", 2 views each", "flip_shift": ", 6 views each"}
 
 
@@ -55,11 +55,11 @@ def evaluate(
     views: Views = "one",
     corruptions: Path | None = None,
 ) -> None:
-    """Measure accuracy on the test images: in all and for each class.
+    """Measure accuracy on the test images, in total and for each class.
 
     Writes metrics.json, confusion_matrix.png and reliability.png; metrics-best.json and
     so on for another checkpoint of a run. For a run with held-out images, the
-    temperature that calibrates the probabilities is fitted on those.
+    temperature that calibrates the probabilities is fitted on them.
 
     Args:
         subject: A run directory, a .keras file, an exported model (saved_models/NAME), or
@@ -77,7 +77,7 @@ def evaluate(
             turn.
         views: Views of every image, whose logits are averaged. flip: the image and its
             mirror image. flip_shift: also both moved by a pixel up left and down right;
-            these four count as much as the first two.
+            these four together count as much as the first two.
         corruptions: Folder of CIFAR-10-C (labels.npy, and a NAME.npy for each corruption):
             also measure the error under each corruption.
     """
@@ -125,7 +125,7 @@ def evaluate(
         )
     folder = output or opened.output
     folder.mkdir(parents=True, exist_ok=True)
-    # `compare` and the curves are about the final network
+    # metrics.json is always about the final network, which `compare` reports
     _write(metrics, curves, folder, "" if checkpoint == "final" else f"-{checkpoint}")
     if save_samples > 0:
         count = _save_samples(images, folder / "samples", save_samples)
@@ -148,7 +148,7 @@ def _classify(
 
 
 def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -> None:
-    """Write the figures and their pictures, and print them."""
+    """Write the metrics and their pictures, and print the metrics."""
     written = folder / f"metrics{suffix}.json"
     confusion = folder / f"confusion_matrix{suffix}.png"
     reliable = folder / f"reliability{suffix}.png"
@@ -163,7 +163,7 @@ def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -
 
 
 def _source(opened: Subject, subject: Path, data: str | None, data_dir: Path | None) -> Data:
-    """Return the data set to measure on: the named one, or that of the training."""
+    """Return the data set to measure on: the named one, or the one of the training."""
     if data is not None:
         return Data(name=data, dir=data_dir, size=opened.size)
     if opened.data is None:
@@ -184,14 +184,14 @@ def average_logits(
         return plain
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
     moved = [
-        average_logits(logits, np.ascontiguousarray(each), "flip")
-        for each in (padded[:, :-2, :-2], padded[:, 2:, 2:])
+        average_logits(logits, np.ascontiguousarray(view), "flip")
+        for view in (padded[:, :-2, :-2], padded[:, 2:, 2:])
     ]
     return plain / 2 + sum(moved) / 4
 
 
 def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
-    """Return the figures of a classifier from its logits (images, classes) and the true
+    """Return the metrics of a classifier from its logits (images, classes) and the true
     labels (images).
 
     Accuracy and error are shares of 1. `accuracy_interval` is Wilson's 95 % interval for
@@ -248,16 +248,16 @@ def reliability(
     """
     confidence = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
     # upper limits belong to their interval, as in the source
-    places = np.ceil(confidence * CONFIDENCE_BINS).astype(int)
-    counts = np.bincount(places)
-    some = counts > 0
-    sums = np.bincount(places, confidence), np.bincount(places, logits.argmax(axis=1) == labels)
-    confidences, accuracies = (each[some] / counts[some] for each in sums)
-    return confidences, accuracies, counts[some]
+    bins = np.ceil(confidence * CONFIDENCE_BINS).astype(int)
+    counts = np.bincount(bins)
+    filled = counts > 0
+    sums = np.bincount(bins, confidence), np.bincount(bins, logits.argmax(axis=1) == labels)
+    confidences, accuracies = (total[filled] / counts[filled] for total in sums)
+    return confidences, accuracies, counts[filled]
 
 
 def report(metrics: dict) -> str:
-    """Return the figures as a text for a terminal."""
+    """Return the metrics as text for a terminal."""
     width = max(5, *(len(name) for name in metrics["per_class"]))
     low, high = metrics["accuracy_interval"]
     figures = [
@@ -298,7 +298,7 @@ def _calibration(figures: dict) -> str:
 
 def draw_reliability(curves: dict[str, tuple], path: Path) -> None:
     """Draw the accuracy over the confidence: a point per interval, with an area that grows
-    with its images. `curves` is a name to what `reliability` returns.
+    with its images. `curves` has the result of `reliability` for each name.
     """
     from keras_preact.analysis.figures import style
 
@@ -419,7 +419,7 @@ def _open_saved_model(path: Path) -> Subject:
 
 def _save_samples(images, folder: Path, count: int) -> int:
     """Write `count` test images as PNG files, the first of every class, then the second
-    of every class, and so on. Return how many there are.
+    of every class, and so on. Return the number of files.
     """
     from PIL import Image
 

@@ -17,9 +17,9 @@ from .config import Data, from_json
 if TYPE_CHECKING:
     import keras
 
-#: Test images for the comparison of accuracies of an export in bfloat16 or int8.
+#: Number of test images on which the accuracy of an export in bfloat16 or int8 is compared.
 IMAGES = 2_000
-#: Training images on which NNCF measures the ranges of activations; its own default.
+#: Number of training images on which NNCF measures the ranges of activations; NNCF's default.
 CALIBRATION_IMAGES = 300
 
 
@@ -58,8 +58,8 @@ def export(
             them.
         temperature: Number that the logits are divided by, for calibrated probabilities.
             fitted: the one that `keras-preact evaluate` fitted on held-out images.
-        data_dir: Directory of the images, for bfloat16 and int8. If not given: that of
-            the run.
+        data_dir: Directory of the images, for bfloat16 and int8. If not given: the run's
+            own.
     """
     if name != Path(name).name or name.startswith("."):
         raise cli.UserError(
@@ -135,8 +135,8 @@ def _save_file(
 def _images(
     config: dict, model: "keras.Model", data_dir: Path | None, precision: str
 ) -> dict[str, Any]:
-    """Return what `kp.export.save` needs of the run's data set for a precision, as the
-    network takes it: test images with their labels, training images.
+    """Return the images that `kp.export.save` needs for a precision, as its arguments:
+    test images with their labels, and training images, at the size of the network.
     """
     if precision == "float32":
         return {}
@@ -146,25 +146,25 @@ def _images(
     images = data.load(source if data_dir is None else dataclasses.replace(source, dir=data_dir))
 
     def read(split, most: int) -> tuple[np.ndarray, np.ndarray]:
-        # from everywhere: a folder's images are in the order of the classes
+        # from the whole split: a folder's images are sorted by class
         step = -(-split.size // most)
         batches = data.evaluation_batches(
             images, split, 100 * step, model.input_shape[1], slice(0, None, step)
         ).as_numpy_iterator()
         with images.naming_broken_images():
-            parts = list(itertools.islice(batches, most // 100))
-        pixels, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
+            chosen = list(itertools.islice(batches, most // 100))
+        pixels, labels = (np.concatenate(arrays) for arrays in zip(*chosen, strict=True))
         return pixels.astype("float32"), labels
 
-    wanted: dict[str, Any] = {"validation_data": read(images.test, IMAGES)}
+    arguments: dict[str, Any] = {"validation_data": read(images.test, IMAGES)}
     if precision == "int8":
-        wanted["calibration_images"] = read(images.train, CALIBRATION_IMAGES)[0]
-    return wanted
+        arguments["calibration_images"] = read(images.train, CALIBRATION_IMAGES)[0]
+    return arguments
 
 
 def _metrics_of(path: Path, run: Path, checkpoint: str) -> dict | None:
-    """Return what `evaluate` has measured on the model in `path`, the run's network of
-    that checkpoint.
+    """Return the metrics that `evaluate` measured on the model in `path`, the run's
+    network of this checkpoint. None if it has not measured this model.
     """
     file = run / ("metrics.json" if checkpoint == "final" else f"metrics-{checkpoint}.json")
     metrics = json.loads(file.read_text()) if file.is_file() else {}

@@ -17,12 +17,12 @@ from .cli import UserError, command
 from .config import START, Config
 from .data import ImageData
 
-#: Options of --model that can change in a trained network, whose weights stay the same.
+#: Options of --model that can change in a trained network without a change of its weights.
 CHANGEABLE = ("dropout", "stochastic_depth", "remat", "dtype")
 
 
 def check(config: Config) -> None:
-    """Check that the options of a fine-tuning go together, before anything is read.
+    """Check that the options of a fine-tuning fit together, before anything is read.
 
     Raises:
         UserError: if they do not.
@@ -42,14 +42,14 @@ def check(config: Config) -> None:
                 )
         return
     default = type(model)()
-    given = [
+    changed = [
         field.name
         for field in dataclasses.fields(model)
         if field.name not in (*START, *CHANGEABLE)
         and getattr(model, field.name) != getattr(default, field.name)
     ]
-    if given:
-        option = given[0].replace("_", "-")
+    if changed:
+        option = changed[0].replace("_", "-")
         raise UserError(
             f"--model.{option} cannot change the trained network of --model.weights. Remove the "
             "option."
@@ -63,7 +63,7 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
     it.
 
     A resumed run starts from its own last checkpoint: the file may have changed since,
-    or be gone.
+    or no longer exist.
 
     Args:
         config: Configuration with `model.weights`.
@@ -78,8 +78,8 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
         UserError: for a file that is missing, damaged or of another kind, and for
             images or options that do not fit the network.
     """
-    own = _own(config, data)
-    source = _read(config) if own is None else own
+    resumed = _resumed(config, data)
+    source = _read(config) if resumed is None else resumed
     if config.model.name not in ("", source.name):
         raise UserError(
             "--model.weights belongs to the recipe finetune, without --model.name. Received: "
@@ -88,12 +88,12 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
     height, width, channels = _shape(source)
     if channels != data.channels:
         raise UserError(
-            f"{source.name} takes {_kind(channels)} images; {config.data.dir or data.name} has "
-            f"{_kind(data.channels)} images. Train a new network on them with {command('train')} "
+            f"{source.name} takes {_colour(channels)} images; {config.data.dir or data.name} has "
+            f"{_colour(data.channels)} images. Train a new network on them with {command('train')} "
             "folder, or start from a network for such images."
         )
     size = networks.image_size(config, data, height if height == width else None)
-    if own is None and config.model.mean and source.get_config()["mean"] is not None:
+    if resumed is None and config.model.mean and source.get_config()["mean"] is not None:
         raise UserError(
             f"{source.name} has its own preprocessing layer. Remove --model.mean and --model.std."
         )
@@ -106,10 +106,10 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
         model=dataclasses.replace(config.model, name=source.name),
         data=config.data if data.size else dataclasses.replace(config.data, size=size),
     )
-    if own is not None:
-        return config, data, own
-    given = {option: getattr(config.model, option) for option in CHANGEABLE}
-    changes = {option: value for option, value in given.items() if value is not None}
+    if resumed is not None:
+        return config, data, resumed
+    options = {option: getattr(config.model, option) for option in CHANGEABLE}
+    changes = {option: value for option, value in options.items() if value is not None}
     shape = (size, size, channels)
     try:
         network = transfer.changed_copy(
@@ -125,7 +125,7 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
     return config, data, network
 
 
-def _own(config: Config, data: ImageData) -> UnitNetwork | None:
+def _resumed(config: Config, data: ImageData) -> UnitNetwork | None:
     """Return the network of a resumed run that has a checkpoint, without its weights;
     None for a new run.
     """
@@ -176,7 +176,7 @@ def _shape(model: UnitNetwork) -> tuple[int | None, int | None, int]:
     return shape if model.get_config()["data_format"] == "channels_last" else (*shape[1:], shape[0])
 
 
-def _kind(channels: int) -> str:
+def _colour(channels: int) -> str:
     return {1: "grayscale (1 channel)", 3: "colour (3 channels)"}.get(
         channels, f"{channels}-channel"
     )
@@ -185,9 +185,9 @@ def _kind(channels: int) -> str:
 def _preprocessing(
     config: Config, source: UnitNetwork, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and std per channel that the network was trained with."""
-    own = source.get_config()
-    mean, std = own["mean"], own["std"]
+    """Return the mean and std per channel that the network was trained with."""
+    source_config = source.get_config()
+    mean, std = source_config["mean"], source_config["std"]
     if mean is None and std is None:
         mean, std = config.model.mean, config.model.std
         if not mean:

@@ -1,5 +1,5 @@
-"""The training of a run, from its beginning or a checkpoint to its end or an
-interruption: restore or begin, `model.fit` with its callbacks, finish.
+"""The training of a run, from the start or a checkpoint to the end or an interruption:
+restore or begin, `model.fit` with its callbacks, finish.
 """
 
 import math
@@ -20,11 +20,11 @@ from .progress import Progress
 from .run import Run
 from .signals import Stop
 
-#: Executions of a dry run: one that compiles, and those that are timed.
+#: Number of executions in a dry run. The first one compiles, the others are timed.
 TIMED = 4
-#: Images that the activations are measured on.
+#: Number of images on which activations are measured.
 HEALTH_IMAGES = 32
-#: Steps after which several processes ask each other for signals. It takes milliseconds.
+#: Steps between two exchanges of signals among several processes. One takes milliseconds.
 AGREE = 4
 
 
@@ -32,8 +32,8 @@ def train(run: Run) -> Path:
     """Train the rest of a run and return its directory.
 
     Raises:
-        UserError: for a directory that is not empty or in which another process trains,
-            a full disk.
+        UserError: if the directory is not empty, another process trains in it, or the
+            disk is full.
         callbacks.Diverged: for a loss that is not finite, with an explanation.
         KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint is
             saved.
@@ -65,7 +65,7 @@ def _train(run: Run, folder: Path) -> None:
     if saved is not None:
         saved.restore(run.model)
     elif run.is_chief:
-        # the configuration first: a run that is killed here can be started again
+        # write the configuration first: a run that is killed here can be started again
         runs.write_json(folder / "config.json", run.described())
         (folder / "checkpoints").mkdir(exist_ok=True)
         with runs.replacing(folder / "checkpoints" / networks.ARCHITECTURE) as temporary:
@@ -251,9 +251,9 @@ class Fit:
             self.profile.close()
 
     def interruption(self, ended: BaseException) -> str:
-        """Return what a person wants to know of a run that was ended early."""
+        """Return the message of a run that ended early."""
         plan = self.run.plan
-        what = "Interrupted" if isinstance(ended, KeyboardInterrupt) else "Stopped by SIGTERM"
+        event = "Interrupted" if isinstance(ended, KeyboardInterrupt) else "Stopped by SIGTERM"
         missing = self.count.step // plan.parts - self.saver.saved_step // plan.parts
         saved = (
             "the checkpoint is saved"
@@ -261,7 +261,7 @@ class Fit:
             else f"the last checkpoint is {missing:,} iterations older"
         )
         return (
-            f"{what} after iteration {self.count.step // plan.parts:,} of {plan.iterations:,}; "
+            f"{event} after iteration {self.count.step // plan.parts:,} of {plan.iterations:,}; "
             f"{saved}. Resume: {command('train')} --resume {self.folder}"
         )
 
@@ -300,8 +300,8 @@ class Fit:
             self.averages.on_test_end()
 
     def _rate(self, update: int) -> float:
-        """Return the learning rate of an update; callbacks may change one without a
-        schedule.
+        """Return the learning rate of an update. Without a schedule, it is read from the
+        optimizer: callbacks may have changed it.
         """
         rate = self.run.rate if callable(self.run.rate) else self.run.model.optimizer.learning_rate
         return plans.rate_at(rate)(update)
@@ -319,16 +319,16 @@ class Fit:
         return list(made.values())
 
     def _batches(self, done: int) -> tf.data.Dataset:
-        """Return the batches from the beginning of the epoch on; those of the steps
-        already done are empty.
+        """Return the batches from the start of the epoch. Batches of the steps that are
+        already done hold zeros.
         """
         batches = self.run.training_data(self.count.step)
         if not done:
             return batches
-        empty = tf.nest.map_structure(
+        zeros = tf.nest.map_structure(
             lambda spec: tf.zeros(spec.shape, spec.dtype), batches.element_spec
         )
-        return tf.data.Dataset.from_tensors(empty).repeat(done).concatenate(batches)
+        return tf.data.Dataset.from_tensors(zeros).repeat(done).concatenate(batches)
 
     def _health(self) -> kp.TrainingHealth:
         """Return the callback for the health of training, which measures the first
@@ -346,7 +346,7 @@ class Fit:
 
 
 def _directory(run: Run, output: Path | None = None) -> Path:
-    """Return the directory of a run: a new one, or that of the run to resume."""
+    """Return the directory of a run: a new one, or the one to resume."""
     output = output or run.config.output
     if output is not None and (run.config.resume or not run.is_chief):
         if (output / "config.json").is_file():
@@ -368,7 +368,7 @@ def _draw(run: Run, folder: Path) -> None:
 
 
 def _say_end(run: Run, folder: Path, what: str) -> None:
-    """Print the result of a run, whose weights the model has."""
+    """Print the result of a run. The model has its final weights."""
     history = histories.read(folder / "history.csv") if run.is_chief else {}
     if run.split is None:
         accuracy = run.model.evaluate(

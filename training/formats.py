@@ -1,4 +1,4 @@
-"""Formats of weights: how files of each are known, read and written."""
+"""Formats of weights: how their files are recognised, read and written."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from . import cli, networks
 MODEL_FILES, STATE_FILES = (".keras", ".weights.h5"), (".safetensors",)
 
 
-def _own(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
+def _with_sizes(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
     """Return a network of this package, or one with its weights and other sizes."""
     if not isinstance(model, UnitNetwork):
         raise cli.UserError(
@@ -44,7 +44,7 @@ def _is_state(fits: Callable[[Mapping[str, Any]], bool]) -> Callable[[Any], bool
 
 
 def write(converted: keras.Model | Mapping[str, np.ndarray], path: Path, half: bool) -> None:
-    """Write a model, or names and arrays, with `half` in float16."""
+    """Write a model, or arrays by name, with `half` in float16."""
     if isinstance(converted, Mapping):
         weights.write_state(path, converted)
     elif path.name.endswith(".weights.h5"):
@@ -61,11 +61,11 @@ class Format:
 
     Args:
         is_source: Whether the content of a file (a model, a mapping of names to arrays,
-            the path of an .h5 file) has it.
+            the path of an .h5 file) has this format.
         read: Function from the content to a network of this package; `input_shape` and
             `classes` adapt it.
-        write: Function from a network of this package to what is written: a model, or
-            names and arrays.
+        write: Function from a network of this package to the model, or the arrays by
+            name, that is written.
         endings: Endings of its files.
     """
 
@@ -75,11 +75,11 @@ class Format:
     endings: tuple[str, ...]
 
 
-#: Name to `Format`, in the order in which they are tried on a source.
+#: Formats by name, in the order in which they are tried on a source.
 FORMATS: Mapping[str, Format] = {
     "keras_preact": Format(
         lambda content: isinstance(content, UnitNetwork),
-        _own,
+        _with_sizes,
         lambda model: model,
         MODEL_FILES,
     ),
@@ -112,7 +112,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def _halve(path: Path) -> None:
-    """Write a .weights.h5 file again, with every array of float32 in float16.
+    """Convert the float32 arrays of a .weights.h5 file to float16.
 
     Raises:
         UserError: for weights that float16 cannot hold.
@@ -126,7 +126,7 @@ def _halve(path: Path) -> None:
         )
     with h5py.File(path, "w") as file:
         for name, array in arrays.items():
-            with np.errstate(over="ignore"):  # found below
+            with np.errstate(over="ignore"):  # checked below
                 half = array.astype("float16") if array.dtype == "float32" else array
             if not np.isfinite(half).all():
                 raise cli.UserError(f"{name} has values beyond float16: remove --half.")
@@ -134,11 +134,11 @@ def _halve(path: Path) -> None:
 
 
 def sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and what the source's network returns for them."""
+    """Return the images of a file, and the outputs of the source's network for them."""
     if name not in weights.ASSUMPTIONS:
         raise cli.UserError(f"--check is for weights of other libraries. Received: {name} weights")
-    said = "--check must be an .npz file with the arrays `images` and `outputs`. Received"
-    with cli.reading(f"{said}: {path}"), np.load(path) as arrays:
+    message = "--check must be an .npz file with the arrays `images` and `outputs`. Received"
+    with cli.reading(f"{message}: {path}"), np.load(path) as arrays:
         return arrays["images"], arrays["outputs"]
 
 
@@ -149,8 +149,8 @@ def target_format(out: Path, model: ResidualNetwork) -> str:
 
 
 def open(source: Path) -> Any:
-    """Return what a file holds: a mapping of names to arrays, a model; an .h5 file's
-    path, since it may hold either.
+    """Return the content of a file, a model or arrays by name. Return the path of an .h5
+    file, which may hold either.
     """
     if source.suffix in files.READERS:
         return weights.read_state(source)
@@ -168,9 +168,11 @@ def open(source: Path) -> Any:
 def source_format(source: Path, content: Any) -> str:
     name = next((name for name, row in FORMATS.items() if row.is_source(content)), None)
     if name is None:
-        held = f"It has {', '.join([*content][:5])}." if isinstance(content, Mapping) else ""
+        content_names = (
+            f"It has {', '.join([*content][:5])}." if isinstance(content, Mapping) else ""
+        )
         raise cli.UserError(
-            f"The format of {source} is unknown. {held} Name it with --source-format: "
+            f"The format of {source} is unknown. {content_names} Name it with --source-format: "
             f"{', '.join(FORMATS)}."
         )
     return name

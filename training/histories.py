@@ -12,7 +12,7 @@ import numpy as np
 from . import runs
 from .cli import UserError, reading
 
-#: Name of a column of history.csv to its numbers, one per epoch.
+#: Columns of history.csv by name, with one number per epoch.
 Columns = Mapping[str, np.ndarray]
 
 
@@ -28,7 +28,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read(path: Path) -> Columns:
-    """Return the columns of a history.csv; none if there is no such file.
+    """Return the columns of a history.csv, or no columns if there is no such file.
 
     Raises:
         UserError: for a file that is not a table with a column `loss`.
@@ -44,8 +44,8 @@ def read(path: Path) -> Columns:
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a CSV file of numbers, nan for other cells; nothing if
-    there is no file.
+    """Return the columns of a CSV file of numbers, with NaN for other cells. Return no
+    columns if there is no file.
     """
     if not path.is_file():
         return {}
@@ -64,5 +64,5 @@ def _number(cell: str | None) -> float:
 
 
 def measured(columns: Columns, name: str) -> bool:
-    """Return whether a column is there and holds a number."""
+    """Return whether a column exists and holds a finite number."""
     return bool(np.isfinite(columns.get(name, np.zeros(0))).any())

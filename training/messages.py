@@ -1,4 +1,4 @@
-"""What a person reads before and after a run."""
+"""Messages before and after a run."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from .cli import command
 from .run import Run
 from .terminal import duration
 
-#: A training whose last loss is this many times the loss of guessing had too high a learning rate.
+#: If the last loss is this many times the loss of guessing, the learning rate was too high.
 WORSE = 10
 
 
@@ -60,7 +60,7 @@ def end(
         rate = run.config.optimizer.learning_rate
         lines.append(
             f"Warning: learning rate {rate:g} is probably too high: the last loss is {loss:.3g}, "
-            f"and that of guessing is {guessing:.3g}. Try {rate / 10:g}."
+            f"and the loss of guessing is {guessing:.3g}. Try {rate / 10:g}."
         )
     time = ""
     if "seconds" in history:

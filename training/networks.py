@@ -17,17 +17,17 @@ from .cli import UserError, reading
 from .config import Config
 from .data import ImageData
 
-#: In checkpoints/: the network without its weights.
+#: File in checkpoints/ with the network, without its weights.
 ARCHITECTURE = "network.json"
 
 
 def image_size(config: Config, data: ImageData, default: int | None = None) -> int:
-    """Return height and width of the images that a network is for.
+    """Return height and width of the images for a network.
 
     Args:
         config: Configuration of the run.
         data: The data set.
-        default: Size if neither says one.
+        default: Size if neither of them has one.
 
     Raises:
         UserError: if there is none.
@@ -62,7 +62,7 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
     Args:
         config: Configuration of the run.
         rate: The learning rate, a number or a schedule.
-        model: The network that it is for; needed where the configuration has rates by
+        model: The network that it trains; needed if the configuration has a rate per
             layer.
     """
     options = config.optimizer
@@ -95,9 +95,9 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             **arguments,
         )
     else:
-        kind = {"adamw": kp.optimizers.AdamW, "lion": kp.optimizers.Lion}[options.name]
-        made = kind(rate, weight_decay=options.weight_decay, **arguments)
-    # Keras does this by itself only where the policy is the global one
+        optimizer_class = {"adamw": kp.optimizers.AdamW, "lion": kp.optimizers.Lion}[options.name]
+        made = optimizer_class(rate, weight_decay=options.weight_decay, **arguments)
+    # Keras does this by itself only if the policy is the global one
     return (
         keras.optimizers.LossScaleOptimizer(made) if config.model.dtype == "mixed_float16" else made
     )
@@ -118,12 +118,12 @@ def _model_path(run: Path, checkpoint: str) -> Path:
     files = {"final": run / "model.keras", "best": run / "checkpoints" / "best.keras"}
     if checkpoint in files and files[checkpoint].is_file():
         return files[checkpoint]
-    there = [name for name, path in files.items() if path.is_file()]
+    available = [name for name, path in files.items() if path.is_file()]
     if any((run / "checkpoints").glob("state-*.npz")) and checkpoint != "last":
-        there.append("last")
+        available.append("last")
     hint = (
-        f"It has: {', '.join(f'--checkpoint {name}' for name in there)}."
-        if there
+        f"It has: {', '.join(f'--checkpoint {name}' for name in available)}."
+        if available
         else "It has no model at all."
     )
     missing = files.get(checkpoint, run / "checkpoints" / "state-*.npz")
@@ -143,16 +143,16 @@ def load(path: Path) -> keras.Model:
 
 
 def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
-    """Return a run's model, not compiled, and the file that its weights are from.
+    """Return a run's model, not compiled, and the file with its weights.
 
     Args:
         run: A run directory.
         checkpoint: `"final"` (model.keras, written at the end), `"best"`
-            (checkpoints/best.keras) or `"last"`, of the newest whole checkpoint: the
-            weights that are trained, where a run has an average of them.
+            (checkpoints/best.keras) or `"last"`, the newest complete checkpoint. This has
+            the trained weights, also in a run that averages them.
 
     Raises:
-        UserError: if it is not there; the message names those that are.
+        UserError: if it does not exist; the message names the ones that do.
     """
     saved = Checkpoints(run / "checkpoints").newest(_warn) if checkpoint == "last" else None
     if saved is None:
@@ -164,7 +164,7 @@ def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
 
 
 def architecture(run: Path) -> keras.Model:
-    """Return the network of a run that was begun, without its weights."""
+    """Return the network of a run that has started, without its weights."""
     path = run / "checkpoints" / ARCHITECTURE
     with reading(f"{path} is damaged or missing"):
         return keras.models.model_from_json(path.read_text())
@@ -175,12 +175,12 @@ def _warn(message: str) -> None:
 
 
 def save(model: keras.Model, path: Path, write: bool = True) -> None:
-    """Write the model to `path`, whole or not at all; every process of a distribution
-    calls this, one writes.
+    """Write the model to `path`, completely or not at all. Every process of a
+    distribution calls this, and one of them writes.
     """
     if write:
         with runs.replacing(path) as temporary:
             model.save(temporary)
-    else:  # what is gathered while it is written needs every process
+    else:  # every process must take part, because writing gathers weights
         with tempfile.TemporaryDirectory() as folder:
             model.save(Path(folder) / path.name)

@@ -26,7 +26,7 @@ class OnDevice(keras.Model):
         super().__init__(name=network.name)
         self.network = network
         self.cut = cut
-        self.built = True  # both parts are
+        self.built = True  # network and lookup are built
 
     def call(self, inputs, training=None):
         images = self.cut(inputs) if len(inputs.shape) == 1 else inputs
@@ -59,6 +59,6 @@ class OnDevice(keras.Model):
             logs, state = self.train_step(state, batch)
             return state, logs
 
-        stacked = jax.tree.map(lambda *each: jax.numpy.stack(each), *batches)
+        stacked = jax.tree.map(lambda *arrays: jax.numpy.stack(arrays), *batches)
         state, logs = jax.lax.scan(step, state, stacked)
         return {name: values[-1] for name, values in logs.items()}, state

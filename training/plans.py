@@ -1,6 +1,4 @@
-"""How long a run is, in updates, epochs and steps of `fit`, and its learning rate over
-that.
-"""
+"""The length of a run in updates, epochs and steps of `fit`, and its learning rate."""
 
 import dataclasses
 import math
@@ -12,9 +10,9 @@ import keras_preact as kp
 from .cli import UserError, check_positive
 from .config import Config
 
-#: `Optimizer.scaling` to the factor on the learning rate for a ratio of batch sizes.
+#: Factor on the learning rate for a ratio of batch sizes, by `Optimizer.scaling`.
 SCALINGS: dict[str, Callable[[float], float]] = {
-    "none": lambda times: 1.0,
+    "none": lambda ratio: 1.0,
     "linear": float,
     "sqrt": math.sqrt,
 }
@@ -22,12 +20,11 @@ SCALINGS: dict[str, Callable[[float], float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How long a run is.
+    """The length of a run.
 
     Args:
-        iterations: Updates in all.
-        steps_per_epoch: Updates in an epoch. Default: as many as take the training
-            images once, rounded.
+        iterations: Updates in total.
+        steps_per_epoch: Updates in an epoch.
         parts: Steps of `fit` in an update, with gradient accumulation.
     """
 
@@ -47,22 +44,25 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Steps of `fit` in all."""
+        """Steps of `fit` in total."""
         return self.iterations * self.parts
 
 
 def plan(config: Config, images: int) -> Plan:
-    """Return how long the configured run over so many training images is.
+    """Return the length of the configured run over this number of training images.
+
+    Without `steps_per_epoch`, an epoch has as many updates as use every image once,
+    rounded.
 
     Raises:
-        UserError: for a configuration that leaves nothing to do, or whose executions do
-            not fit.
+        UserError: for a configuration without an update, or with an epoch or a run that
+            is not a whole number of executions.
     """
-    together = config.steps_per_execution
-    check_positive(steps_per_execution=together)
+    per_execution = config.steps_per_execution
+    check_positive(steps_per_execution=per_execution)
     config.part_size  # noqa: B018  (checks it)
     # a whole number of executions in an epoch
-    unit = together // math.gcd(together, config.accumulate)
+    unit = per_execution // math.gcd(per_execution, config.accumulate)
     if config.steps_per_epoch < 0 or config.steps_per_epoch % unit:
         raise UserError(
             f"--steps-per-epoch must be a multiple of {unit} iterations, which the backend runs "
@@ -79,7 +79,7 @@ def plan(config: Config, images: int) -> Plan:
     if iterations % unit:
         raise UserError(
             f"--schedule.length must be a multiple of {unit} iterations, which the backend runs "
-            f"at a time (--steps-per-execution {together}). Received: {iterations}"
+            f"at a time (--steps-per-execution {per_execution}). Received: {iterations}"
         )
     return Plan(iterations, steps_per_epoch, config.accumulate)
 
@@ -130,10 +130,10 @@ def learning_rate(config: Config, plan: Plan) -> Any:
 
 
 def check_warmup(config: Config, plan: Plan) -> str | None:
-    """Return a warning of a warm-up that the run does not outlast.
+    """Return a warning if the warm-up is as long as the run or longer, else None.
 
     Raises:
-        UserError: for such a warm-up, if the schedule needs the rest.
+        UserError: in the same case, for a cosine or linear schedule.
     """
     schedule = config.schedule
     if config.iterations(schedule.warmup, plan.steps_per_epoch) < plan.iterations:

@@ -26,7 +26,7 @@ def predict(
     top: int = 3,
     version: int | None = None,
 ) -> None:
-    """Classify image files with an exported model, by TensorFlow alone.
+    """Classify image files with an exported model, with TensorFlow alone.
 
     Args:
         model: Directory of an exported model, saved_models/NAME.
@@ -41,11 +41,11 @@ def predict(
     classes = read_classes(path)
     files = [read_file(image) for image in images]
     loaded = load(path)
-    # Decode all images before the first is classified.
+    # Decode all images first: a broken one is an error before anything is printed.
     pixels = [decode(loaded, *named) for named in zip(images, files, strict=True)]
     width = max(map(len, classes))
-    for image, values in zip(images, pixels, strict=True):
-        probabilities = loaded.core(values)["probabilities"][0].numpy()
+    for image, batch in zip(images, pixels, strict=True):
+        probabilities = loaded.core(batch)["probabilities"][0].numpy()
         if not np.isfinite(probabilities).all():
             raise cli.UserError(
                 f"The probabilities for {image} are not finite: the weights in {path} are damaged."
@@ -56,7 +56,7 @@ def predict(
 
 
 def version_path(model: Path, version: int | None) -> Path:
-    """Return the directory of a version of an exported model, the highest for None."""
+    """Return the directory of a version of an exported model; None is the highest version."""
     if (model / "config.json").is_file():
         raise cli.UserError(
             f"{model} is a run. Export it first: {cli.command('export')} {model} --name NAME"
@@ -65,12 +65,12 @@ def version_path(model: Path, version: int | None) -> Path:
         return model
     if not model.is_dir():
         others = sorted(str(card.parent) for card in model.parent.glob("*/model_card.json"))
-        there = (
+        hint = (
             f"Exported models: {', '.join(others)}."
             if others
             else f"{cli.command('export')} writes one."
         )
-        raise cli.UserError(f"There is no exported model {model}. {there}")
+        raise cli.UserError(f"There is no exported model {model}. {hint}")
     versions = sorted(int(entry.name) for entry in model.iterdir() if entry.name.isdecimal())
     if inside := sorted(str(card.parent) for card in model.glob("*/model_card.json")):
         raise cli.UserError(f"{model} holds exported models. Name one: {', '.join(inside)}.")
@@ -87,7 +87,7 @@ def version_path(model: Path, version: int | None) -> Path:
 
 
 def read_classes(path: Path) -> list[str]:
-    """Return the names of the classes from the card of a version."""
+    """Return the names of the classes from the model card of a version."""
     files = [path / "assets.extra" / "model_card.json", path.parent / "model_card.json"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
@@ -104,7 +104,7 @@ def read_file(path: Path) -> bytes:
 
 
 def load(path: Path):
-    """Return a SavedModel that decodes files of images."""
+    """Return a SavedModel that decodes image files."""
     import tensorflow as tf
 
     try:
@@ -120,10 +120,10 @@ def load(path: Path):
 
 
 def decode(loaded, path: Path, file: bytes):
-    """Return a file's image as the model's core takes it, a batch of one.
+    """Return a file's image as an input of the model's core, a batch of one.
 
     Raises:
-        UserError: if the file is no image, too large or damaged.
+        UserError: if the file is not an image, is too large or is damaged.
     """
     import tensorflow as tf
 

@@ -1,6 +1,4 @@
-"""What a person sees of a run while it trains: a bar, one line per epoch, and
-TensorBoard.
-"""
+"""The progress of a run for a person: a bar, one line per epoch, and TensorBoard."""
 
 import math
 import sys
@@ -18,16 +16,14 @@ from keras_preact.health.outputs import TensorBoard
 
 from .terminal import duration
 
-#: Beginning of the names of held-out figures in Keras' logs.
+#: Prefix of held-out metrics in Keras' logs.
 HELD_OUT = "val_"
-#: Names that Keras' callback uses.
+#: Folders of TensorBoard, with the names in Keras' callback.
 FOLDERS = ("train", "validation")
 
 
 class Bar(rich.progress.Progress):
-    """A bar for the run and a line of words, if `stream` is a terminal that can show
-    them.
-    """
+    """A bar for the run and a line of text, if `stream` is a terminal that can show them."""
 
     words = ""
 
@@ -61,22 +57,24 @@ class Progress(keras.callbacks.Callback):
     TensorBoard gets the same figures every `interval` updates (`batch_loss`, ...) and
     every epoch (`epoch_loss`, ...), under the names that Keras' own callback uses.
 
-    Images/s are those of training in the epoch so far: the time from the end of one
+    Images/s are measured in training in the epoch so far: the time from the end of one
     execution of the train step to the end of the next, input included. The first
     execution of a fit, which compiles, does not count; neither do validation and
-    checkpoints. The time left counts them.
+    checkpoints. The time left includes them.
 
-    The model is not touched, and `fit` has already brought the logs to the host.
+    The callback does not touch the model, and `fit` has already brought the logs to the
+    host.
 
     Args:
         iterations: Updates of the whole run.
         epochs: Epochs of the whole run.
         batch_size: Images in an update.
-        done: Updates that a process before this one did.
+        done: Updates that earlier processes of the run did.
         parts: Steps of `fit` in an update, with gradient accumulation.
-        held_out: Name of the images that the figures `val_...` are measured on.
+        held_out: Name of the images on which the metrics `val_...` are measured.
         tensorboard: Folder for train/ and validation/; None for no files.
-        learning_rate: Number of updates done to the learning rate of the next one.
+        learning_rate: Function from the number of updates done to the learning rate of the
+            next one.
         interval: Updates between two records in TensorBoard.
         stream: Where lines go. Default: sys.stdout at the time of the call.
         clock: Returns seconds.
@@ -104,7 +102,7 @@ class Progress(keras.callbacks.Callback):
         super().__init__()
         self.iterations = iterations
         self.epochs = epochs
-        self.images = batch_size / parts  # of a step of fit
+        self.images = batch_size / parts  # per step of fit
         self.parts = parts
         self.held_out = held_out
         self.learning_rate = learning_rate
@@ -119,7 +117,7 @@ class Progress(keras.callbacks.Callback):
         self._bar = Bar(stream or sys.stdout)
         self._task = self._bar.add_task("", total=iterations, epoch="", left="")
         self._steps = done * parts
-        self._spent = 0.0  # seconds before those that run now
+        self._spent = 0.0  # seconds until the clock started last
         self._began: float | None = None
         self._last: float | None = None  # end of the last execution, or beginning of the epoch
         self._first = (0, 0.0)  # updates and time at the end of the first execution
@@ -140,12 +138,12 @@ class Progress(keras.callbacks.Callback):
         return {"seconds": self.seconds}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Continue the clock of another process."""
+        """Continue the clock of an earlier process."""
         self._spent = float(state["seconds"])
         self._began = None if self._began is None else self._clock()
 
     def report(self, message: str) -> None:
-        """Write a line of its own, above the bar."""
+        """Write a separate line above the bar."""
         self._bar.console.print(Text(message), soft_wrap=True)
 
     def close(self) -> None:
@@ -199,7 +197,7 @@ class Progress(keras.callbacks.Callback):
             "seconds": self.seconds,
         }
         self._record("epoch", epoch, logs or {})
-        pace = [self._speed(), self._left()] if self._bar.disable else []  # the bar has it
+        pace = [self._speed(), self._left()] if self._bar.disable else []  # the bar shows them
         self.report(f"Epoch {self._epoch}: {_joined(self._metrics(logs or {}), *pace)}")
         self._show("")
 
@@ -234,8 +232,8 @@ class Progress(keras.callbacks.Callback):
         return f"{rate:,.0f} images/s" if rate >= 10 else f"{rate:.2g} images/s"
 
     def _left(self) -> str:
-        """Return in words how long the run still takes, if that is known, at the pace since
-        the first execution, validations and checkpoints included.
+        """Return the remaining time of the run in words, or an empty text if it is unknown.
+        It assumes the pace since the first execution, with validations and checkpoints.
         """
         updates, first = self._first
         left = self.iterations - self.updates

@@ -1,8 +1,8 @@
 """Recipes: functions that return a `Config`. `keras-preact train RECIPE` runs one;
 options change its fields.
 
-Each says what it reaches: the published number with its source (`kp.published`), the
-number that was measured here, or that nothing was measured.
+Each docstring gives the result: the published number with its source
+(`kp.published`), the number that was measured here, or that nothing was measured.
 """
 
 import dataclasses
@@ -14,8 +14,7 @@ _CIFAR10 = Data("cifar10", augmentation="pad_crop_flip")
 
 
 def digits() -> Config:
-    """ResNet-20 on 8 x 8 handwritten digits: nothing to download, about a minute on a
-    CPU.
+    """ResNet-20 on 8 x 8 handwritten digits: no download, about a minute on a CPU.
 
     Expect about 98 % accuracy on the test images. It is not a fair estimate: the weight
     decay was chosen on these images.
@@ -30,15 +29,14 @@ def digits() -> Config:
 
 
 def cifar10() -> Config:
-    """The paper's CIFAR-10 recipe, ResNet-20 by default: 64,000 iterations of 128
-    images.
+    """The paper's CIFAR-10 recipe, ResNet-20 by default: 64,000 iterations.
 
-    The rate is 0.1, divided by 10 at 32k and 48k iterations, after 400 iterations at
-    0.01. For a deeper network add --model.name cifar_resnet110_preact. Published test
-    errors: 8.75 % for the original ResNet-20 (Table 6 of arXiv 1512.03385), 6.37 % for
-    the pre-activation ResNet-110 and 5.46 % for ResNet-164 (Table 2 of arXiv
-    1603.05027, medians of 5), 4.92 % for ResNet-1001 (Table 3). results/README.md has what
-    was measured here.
+    Each iteration has 128 images. The rate is 0.1, divided by 10 at 32k and 48k
+    iterations, after 400 iterations at 0.01. For a deeper network add --model.name
+    cifar_resnet110_preact. Published test errors: 8.75 % for the original ResNet-20
+    (Table 6 of arXiv 1512.03385), 6.37 % for the pre-activation ResNet-110 and 5.46 %
+    for ResNet-164 (Table 2 of arXiv 1603.05027, medians of 5), 4.92 % for ResNet-1001
+    (Table 3). results/README.md has the errors that were measured here.
     """
     return Config(
         model=Model("cifar_resnet20_preact"),
@@ -75,10 +73,10 @@ def cifar10_batch64() -> Config:
 def cifar10_fast() -> Config:
     """A wide, shallow network trained for 12 epochs. Not the paper's recipe.
 
-    Muon for the kernels, a linear triangle of the rate, each image flipped in every
-    other epoch and label smoothing, after arXiv 2404.00498 and its later records. Add
-    --views flip_shift to `keras-preact evaluate` for the average of 6 views of an
-    image. results/README.md has its measured accuracy and time.
+    It uses Muon for the kernels, a rate that rises and falls linearly, a flip of each
+    image in every other epoch and label smoothing, after arXiv 2404.00498 and its later
+    records. Add --views flip_shift to `keras-preact evaluate` for the average of 6
+    views of an image. results/README.md has its measured accuracy and time.
     """
     return Config(
         model=Model("cifar_fast_resnet8", dtype="auto"),
@@ -97,10 +95,9 @@ def cifar10_fast() -> Config:
 
 
 def cifar10_modern() -> Config:
-    """ResNet-110 with later methods: 200 epochs, cosine, label smoothing, average of
-    the weights.
+    """ResNet-110 with cosine, label smoothing and averaged weights: 200 epochs.
 
-    Nesterov momentum; normalisations are not decayed. Cosine: arXiv 1608.03983;
+    It uses Nesterov momentum and does not decay normalisations. Cosine: arXiv 1608.03983;
     warm-up: arXiv 1706.02677; label smoothing of 0.1: arXiv 1512.00567; the average has
     a momentum of 0.999. No number is published for it, and none was measured.
     """
@@ -135,10 +132,10 @@ def imagenet() -> Config:
     """The paper's ImageNet schedule, ResNet-50 by default: 90 epochs of batches of 256.
 
     The rate is 0.1, divided by 10 at epochs 30 and 60. The paper has no ResNet-50;
-    --model.name imagenet_resnet200_preact is its ResNet-200. Published for that, with
-    this augmentation (scale and aspect ratio) and one test crop of 320 pixels: 20.1 %
-    top-1 and 4.8 % top-5 error (Table 5 of arXiv 1603.05027). The paper's other rows
-    use scale augmentation only. Not measured here.
+    --model.name imagenet_resnet200_preact is its ResNet-200. Published errors of that
+    network, with this augmentation (scale and aspect ratio) and one test crop of 320
+    pixels: 20.1 % top-1 and 4.8 % top-5 (Table 5 of arXiv 1603.05027). The paper's other
+    rows use scale augmentation only. Not measured here.
     """
     return Config(
         model=Model("imagenet_resnet50_preact"),
@@ -149,10 +146,10 @@ def imagenet() -> Config:
 
 
 def folder() -> Config:
-    """Your images (--data.dir FOLDER with train/CLASS/IMAGE and test/CLASS/IMAGE):
-    ResNet-18, 224 pixels.
+    """Your images in --data.dir, as train/CLASS/IMAGE and test/CLASS/IMAGE: ResNet-18.
 
-    For a GPU. No accuracy was measured with this recipe: it depends on the images.
+    It is for a GPU: images have 224 x 224 pixels. No accuracy was measured with this
+    recipe: it depends on the images.
     """
     return Config(
         model=Model("imagenet_resnet18_preact", dtype="auto"),
@@ -163,7 +160,7 @@ def folder() -> Config:
 
 
 def folder_small() -> Config:
-    """Your images as for folder, in a size for a CPU: ResNet-20, 64 pixels.
+    """Your images as for folder, small enough for a CPU: ResNet-20, 64 pixels.
 
     No accuracy was measured with this recipe: it depends on the images.
     """
@@ -176,12 +173,12 @@ def folder_small() -> Config:
 
 
 def finetune() -> Config:
-    """Your images as for folder, starting from a trained network: --model.weights RUN
-    or FILE.keras.
+    """Fine-tune a trained network (--model.weights RUN or FILE.keras) on your images.
 
-    A new classifier, 10 epochs at a tenth of the usual rate. --model.freeze stage2
-    keeps the first stages as they are, --optimizer.layer-decay 0.7 changes them less.
-    The accuracy depends on the images; none is measured.
+    Images are given as for folder. The network gets a new classifier and trains for 10
+    epochs at a tenth of the usual rate. With --model.freeze stage2 the first stages do
+    not change, with --optimizer.layer-decay 0.7 they change less. No accuracy was
+    measured with this recipe: it depends on the images.
     """
     return Config(
         model=Model(""),
@@ -192,7 +189,7 @@ def finetune() -> Config:
     )
 
 
-#: Name on the command line to recipe.
+#: Recipes by their name on the command line.
 RECIPES: Mapping[str, Callable[[], Config]] = {
     recipe.__name__: recipe
     for recipe in (

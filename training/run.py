@@ -1,4 +1,6 @@
-"""What a run trains, in the order in which it is made: data, schedule, batches, network."""
+"""The parts of a run, in the order in which they are made: data, schedule, batches,
+network.
+"""
 
 import dataclasses
 import math
@@ -19,7 +21,7 @@ from .data.crops import pad
 from .data.resident import Cut
 from .on_device import OnDevice
 
-#: Training images that a whitening stem is computed from.
+#: Number of training images from which a whitening stem is computed.
 ADAPTED_IMAGES = 5000
 
 
@@ -40,8 +42,8 @@ class Run:
             a lookup of its training images and then the network.
         watched: Name of the images that are measured after every epoch, in `split`:
             "held-out" or "test". The held-out ones choose the best epoch.
-        split: Those images, or None: nothing is measured after an epoch.
-        rows: Rows of every batch that this process feeds.
+        split: The watched images. None: nothing is measured after an epoch.
+        rows: Rows of every batch that this process feeds to the model.
         precision: The policy that `--model.dtype auto` chose and why, else None.
 
     Raises:
@@ -55,9 +57,9 @@ class Run:
 
         # --- Data
         self.data = datasets.load(config.data)
-        trained = None
+        pretrained = None
         if config.model.weights is not None:
-            config, self.data, trained = finetune.begin(config, self.data)
+            config, self.data, pretrained = finetune.begin(config, self.data)
         self.config = config
         self.size = networks.image_size(config, self.data)
         self.watched = "held-out" if self.data.holdout else "test"
@@ -93,8 +95,10 @@ class Run:
         )
 
         # --- Network
-        self.network = networks.build(config, self.data, self.size) if trained is None else trained
-        if trained is None and self.network.get_config().get("stem") == "whitening":
+        self.network = (
+            networks.build(config, self.data, self.size) if pretrained is None else pretrained
+        )
+        if pretrained is None and self.network.get_config().get("stem") == "whitening":
             self.network.adapt(next(self.plain_images(ADAPTED_IMAGES, 1)))
         self.model = self._with_images() if config.data.on_device else self.network
         distribution.compile(
@@ -143,7 +147,7 @@ class Run:
         return (images for images, _ in batches.take(count).as_numpy_iterator())
 
     def evaluation_data(self, split: datasets.Reader):
-        """Return the images of a split as `evaluate` takes them."""
+        """Return the images of a split as an input of `evaluate`."""
         config = self.config
         batches = datasets.evaluation_batches(
             self.data, split, config.part_size, config.data.size, self.rows
@@ -152,7 +156,7 @@ class Run:
             self._labelled(batches), config.part_size, split.size
         )
 
-    # --- What a run is, in words and numbers
+    # --- Descriptions of the run
 
     @property
     def class_weights(self) -> dict[int, float] | None:
@@ -207,14 +211,14 @@ class Run:
 
 
 def _with_policy(config: Config) -> tuple[Config, str | None]:
-    """Return the configuration with the policy that `auto` chooses, and why. A run that
-    is resumed keeps its own, also on another machine.
+    """Return the configuration with the policy that `auto` chooses, and the reason. A
+    resumed run keeps its policy, also on another machine.
     """
     if config.model.dtype != "auto":
         return config, None
     if config.resume and config.output and (config.output / "config.json").is_file():
         policy = from_json(Config, runs.read_config(config.output)["config"]).model.dtype
-        why = f"{policy or 'float32'}, as the run began"
+        why = f"{policy or 'float32'}, as at the start of the run"
     else:
         policy, reason = backends.faster_policy()
         why = f"{policy}: {reason}"

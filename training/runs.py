@@ -19,13 +19,14 @@ from typing import Any
 from .cli import UserError, command, reading
 from .config import Config, differences, from_json
 
-#: File of a run directory that says who trains in it. It stays; its lock ends with the process.
+#: File of a run directory that names the process that trains in it. The file stays; its lock ends
+#: with the process.
 LOCK = ".lock"
 
 
 def new_directory(output: Path | None, recipe: str) -> Path:
-    """Return the directory for a new run, which is not made yet. Raise a UserError if
-    it is not empty.
+    """Return the directory for a new run, without making it. Raise a UserError if it is
+    not empty.
     """
     run = output or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     # hidden files are left over by a process that was killed while it wrote
@@ -61,7 +62,7 @@ def held(run: Path) -> Iterator[None]:
                 "or give another --output."
             ) from error
         except OSError:
-            pass  # a file system without locks, such as some of clusters
+            pass  # some file systems of clusters have no locks
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
@@ -70,10 +71,10 @@ def held(run: Path) -> Iterator[None]:
 
 
 def check_same(run: Path, config: Config) -> None:
-    """Check that `config` is that of the run, so that it can be resumed.
+    """Check that the run was started with `config`, so that it can be resumed.
 
     Raises:
-        UserError: for a run of other options or another backend.
+        UserError: for a run with other options or another backend.
     """
     import keras
 
@@ -94,7 +95,7 @@ def check_same(run: Path, config: Config) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to, and move it to `path` afterwards: `path` is
+    """Yield a temporary path to write to, and rename it to `path` afterwards: `path` is
     never half-written.
 
     Raises:
@@ -105,7 +106,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with atomic.replacing(path) as temporary:
             yield temporary
-    except OSError as error:  # that of a full disk does not name the file
+    except OSError as error:  # the error of a full disk does not name the file
         raise UserError(f"Cannot write {path}: {error}") from error
 
 
@@ -133,20 +134,21 @@ def code() -> dict[str, Any]:
 
 
 def plain(value: Any, digits: int | None = None) -> Any:
-    """Return numbers, arrays, dataclasses and collections of them in JSON's types, with
-    None for what is not finite, and numbers rounded to `digits`.
+    """Convert numbers, arrays, dataclasses and collections of them to JSON's types. Floats
+    that are not finite become None; with `digits`, others are rounded to so many
+    significant digits.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: plain(getattr(value, field.name), digits)
             for field in dataclasses.fields(value)
         }
-    if hasattr(value, "tolist"):  # of NumPy
+    if hasattr(value, "tolist"):  # NumPy
         return plain(value.tolist(), digits)
     if hasattr(value, "items"):
-        return {str(key): plain(each, digits) for key, each in value.items()}
+        return {str(key): plain(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each, digits) for each in value]
+        return [plain(item, digits) for item in value]
     if isinstance(value, float):
         if not math.isfinite(value):
             return None

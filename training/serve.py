@@ -9,7 +9,7 @@ from . import cli, commands
 
 
 def main(argv: Sequence[str]) -> None:
-    """Start the server; the arguments are those of `keras_preact.serving`."""
+    """Start the server, with the arguments of `keras_preact.serving`."""
     argv, _ = cli.split_verbose(argv)
     with _networks_left_out():
         from keras_preact.serving.__main__ import main as serve
@@ -19,24 +19,24 @@ def main(argv: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _networks_left_out() -> Iterator[None]:
-    """Let parts of keras_preact be imported without the package itself, which imports
-    Keras, and TensorFlow without Keras and JAX: the server needs none of them.
+    """Import modules of keras_preact without the package itself, which imports Keras, and
+    TensorFlow without Keras and JAX. The server needs none of them.
 
     TensorFlow imports both if it can, to register their optimisers and to convert
     functions. Without them it takes 1.9 s of CPU time instead of 4.1, and 530 MB
-    instead of 810. What is imported afterwards finds them again.
+    instead of 810. After this block they can be imported again.
     """
-    absent = []
+    hidden = []
     for name in ("keras_preact", "keras"):
         spec = None if name in sys.modules else importlib.util.find_spec(name)
         if spec is not None:
             sys.modules[name] = importlib.util.module_from_spec(spec)
-            absent.append(name)
+            hidden.append(name)
     for name in {"keras.src", "jax"} - sys.modules.keys():
         sys.modules[name] = None  # type: ignore[assignment]  # an ImportError
-        absent.append(name)
+        hidden.append(name)
     try:
         yield
     finally:
-        for name in absent:
+        for name in hidden:
             del sys.modules[name]

@@ -1,4 +1,4 @@
-"""End a run on request: Ctrl-C, and the signal of a machine that is about to stop."""
+"""Stop a run on Ctrl-C, or on the signal of a machine that is about to stop."""
 
 import os
 import signal
@@ -21,19 +21,19 @@ class Stop(keras.callbacks.Callback):
     During a validation they end it after the epoch. First `save` is called. Then SIGINT
     raises KeyboardInterrupt, and SIGTERM, which a machine sends before it stops, ends
     the process with status `PREEMPTED`, so that launchers start it again. A second
-    SIGINT ends it at once. An error that is raised anywhere else could be lost:
-    destructors and native code cannot pass it on, and a checkpoint is written by both.
+    SIGINT ends it at once. Only these points are safe: destructors and native code,
+    which writing a checkpoint uses, cannot pass an error on.
 
-    A handler that was set before stays, and so does an ignored signal. This callback
-    belongs after all others with a state.
+    A handler that was set before stays, and so does an ignored signal. Place this
+    callback after all others with a state.
 
     Args:
         save: Called before training ends.
-        report: Called with a message when a signal comes, from a thread of its own, and
-            if the end has to wait for a validation.
+        report: Called with a message from a separate thread when a signal comes, and
+            again if the run has to wait for a validation.
         highest: Returns the highest of the values of all processes that train one
             model: the signal of one of them ends all after the same step.
-        every: Steps between two calls of it.
+        every: Steps between two calls of `highest`.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Stop(keras.callbacks.Callback):
         self._reported = False
         self._replaced: list[signal.Signals] = []
         self._wakeup: tuple[int, int, threading.Thread] | None = None
-        # only the main thread may set one; an ignored signal, or a handler, stays
+        # only the main thread may set a handler; an ignored signal or an earlier handler stays
         if threading.current_thread() is threading.main_thread():
             for number, default in _DEFAULT_HANDLERS.items():
                 if signal.getsignal(number) is default:
                     signal.signal(number, self._request)
                     self._replaced.append(number)
         if self._replaced:
-            # a handler waits for the end of native code, such as a step; this does not
+            # a handler runs only after native code, such as a step; this thread reports at once
             read, write = os.pipe()
             os.set_blocking(write, False)
             before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -82,12 +82,12 @@ class Stop(keras.callbacks.Callback):
             thread.join()
 
     def _say_at_once(self, pipe: int) -> None:
-        """Report the first signal of those that come through a pipe."""
+        """Report the first signal that comes through a pipe."""
         with open(pipe, "rb", buffering=0) as numbers:
-            said = False
+            reported = False
             while number := numbers.read(1):
-                if number[0] in self._replaced and not said:
-                    said = True
+                if number[0] in self._replaced and not reported:
+                    reported = True
                     again = " Press again to stop at once." if number[0] == signal.SIGINT else ""
                     self.report(f"Stopping after this step; checkpoint follows.{again}")
 
@@ -97,7 +97,7 @@ class Stop(keras.callbacks.Callback):
             signal.signal(number, _DEFAULT_HANDLERS[signal.SIGINT])
 
     def end_if_requested(self) -> None:
-        """Save and end, if a signal has come to a process of this model."""
+        """Save and stop, if a process that trains this model has received a signal."""
         number = self.highest(self.requested or 0)
         if not number:
             return

@@ -29,18 +29,18 @@ def aligned(rows: Sequence[Sequence[str]], width: int) -> str:
 
 
 def lines(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
-    """Return a table as text, one line per row; columns of `numbers` end at the right."""
+    """Return a table as text, one line per row; columns of `numbers` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     adjust = [str.rjust if i in numbers else str.ljust for i in range(len(widths))]
     return "\n".join(
         "  ".join(
-            to(cell, width) for to, cell, width in zip(adjust, row, widths, strict=True)
+            justify(cell, width) for justify, cell, width in zip(adjust, row, widths, strict=True)
         ).rstrip()
         for row in rows
     )
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose head is the first row."""
+    """Return a Markdown table with the first row as its header."""
     lines = ["|".join(["", *(f" {cell.replace('|', '/')} " for cell in row), ""]) for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])

@@ -16,7 +16,7 @@ from .recipes import RECIPES
 if TYPE_CHECKING:
     from .run import Run
 
-#: Braces hold alternatives.
+#: Beginning of the help text. Braces in names of models list alternatives.
 DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
 The run is written to runs/RECIPE-DATE-TIME, or to --output.
 Interrupted runs resume exactly: train --resume RUN.
@@ -34,7 +34,7 @@ Models for --model.name:
 
 Recipes:"""
 
-#: Option that is no field: it stretches the whole schedule of the recipe.
+#: Option that is not a field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
 EPOCHS_HELP = "--epochs N stretches the whole schedule to N epochs."
 
@@ -60,7 +60,7 @@ def train(config: Config, recipe: str) -> Path | None:
 
 @contextlib.contextmanager
 def started(config: Config, recipe: str) -> "Iterator[Run]":
-    """Give the run of a configuration, in its distribution.
+    """Make the run of a configuration, and yield it inside its distribution.
 
     Raises:
         ValueError: for a configuration that does not fit.
@@ -109,7 +109,7 @@ def _check(config: Config) -> None:
         callbacks.of_user(name)
     if config.profile and not 1 <= config.profile[0] <= config.profile[1]:
         raise cli.UserError(
-            "--profile needs the numbers of two iterations, from 1, in order. Received: "
+            "--profile needs two iterations in order, counted from 1. Received: "
             f"{' '.join(map(str, config.profile))}"
         )
     if config.health < 0:
@@ -141,7 +141,7 @@ def _start(recipe: str, argv: Sequence[str]) -> None:
 
 
 def _about(recipe: str) -> list[str]:
-    """Return the paragraphs of a recipe's docstring, the first of which is a line."""
+    """Return the paragraphs of a recipe's docstring. The first one must be one line."""
     return (inspect.getdoc(RECIPES[recipe]) or "").split("\n\n")
 
 
@@ -152,9 +152,9 @@ def _stretched(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]
     options: list[str] = []
     words = iter(argv)
     for word in words:
-        name, given, value = word.partition("=")
+        name, equals, value = word.partition("=")
         if name == EPOCHS:
-            epochs = _epochs(value if given else next(words, ""))
+            epochs = _epochs(value if equals else next(words, ""))
             default = dataclasses.replace(default, schedule=default.schedule.over(epochs))
         elif difflib.get_close_matches(name, [EPOCHS], cutoff=0.9):
             raise cli.UserError(f"Unknown option {name}. Did you mean {EPOCHS}?")
@@ -171,7 +171,7 @@ def _epochs(text: str) -> float:
 
 
 def _resume(arguments: Sequence[str]) -> None:
-    """Resume a run with the options that it began with."""
+    """Resume a run with its own options."""
     if len(arguments) != 1:
         raise cli.UserError(
             f"`{cli.command('train')} --resume RUN` takes a run directory and no other option. "

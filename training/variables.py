@@ -14,12 +14,12 @@ from keras_preact.health.probe import own_variables
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
-    """A variable, and what has to be the same where its values are to be taken over.
+    """A variable, and the description that must match when its values are restored.
 
     Args:
         variable: The variable.
-        name: Its path without the numbers that Keras gives to what has no name of its
-            own: they count on in a process.
+        name: Its path without the numbers in Keras' default names, which depend on what
+            the process has made before.
     """
 
     variable: keras.Variable
@@ -42,18 +42,23 @@ def _model(model: keras.Model) -> list[Tensors]:
 
     def renamed(part: str) -> str:
         base = re.sub(r"_?\d+$", "", part)
-        own = numbers.setdefault(base, {})
-        return f"{base}:{own.setdefault(part, len(own))}"
+        indices = numbers.setdefault(base, {})
+        return f"{base}:{indices.setdefault(part, len(indices))}"
 
     variables = {id(variable): variable for variable in network.variables}.values()
-    return [Tensors(each, "/".join(map(renamed, each.path.split("/")))) for each in variables]
+    return [
+        Tensors(variable, "/".join(map(renamed, variable.path.split("/"))))
+        for variable in variables
+    ]
 
 
 def _unnumbered(variables) -> list[Tensors]:
-    return [Tensors(each, re.sub(r"_\d+(?=[/_]|$)", "", each.path)) for each in variables]
+    return [
+        Tensors(variable, re.sub(r"_\d+(?=[/_]|$)", "", variable.path)) for variable in variables
+    ]
 
 
-#: What is saved of a model, in this order.
+#: Functions that return the saved variables of a model, by group, in this order.
 GROUPS: Mapping[str, Callable[[keras.Model], list[Tensors]]] = {
     "model": _model,
     "optimizer": lambda model: _unnumbered(own_variables(model)),
@@ -63,10 +68,10 @@ GROUPS: Mapping[str, Callable[[keras.Model], list[Tensors]]] = {
 
 def read(tensors: Tensors) -> list[np.ndarray]:
     """Return the values of a variable: one array, or one for each replica of
-    `tf.distribute` where these differ.
+    `tf.distribute` if these differ.
     """
-    arrays = [_array(part) for part in _parts(tensors.variable)]
-    # NumPy writes no bfloat16: it becomes integers of the same bits
+    arrays = [_array(replica) for replica in _replicas(tensors.variable)]
+    # NumPy cannot write bfloat16: save it as integers with the same bits
     arrays = [
         array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array for array in arrays
     ]
@@ -75,27 +80,25 @@ def read(tensors: Tensors) -> list[np.ndarray]:
 
 
 def array_of(variable: keras.Variable) -> np.ndarray:
-    """Return the value of a variable, that of the first replica where there are
-    several.
-    """
-    return _array(_parts(variable)[0])
+    """Return the value of a variable. If it has several replicas, use the first one."""
+    return _array(_replicas(variable)[0])
 
 
 def write(tensors: Tensors, arrays: list[np.ndarray]) -> None:
-    """Give a variable the values that `read` has returned."""
+    """Assign the values that `read` has returned to a variable."""
     variable = tensors.variable
-    arrays = [_own_dtype(array, variable.dtype) for array in arrays]
-    parts = _parts(variable)
-    if len(parts) == 1 and len(arrays) == 1:
+    arrays = [_as_dtype(array, variable.dtype) for array in arrays]
+    replicas = _replicas(variable)
+    if len(replicas) == 1 and len(arrays) == 1:
         variable.assign(arrays[0])
         return
-    for i, part in enumerate(parts):
-        part.assign(ops.convert_to_tensor(arrays[min(i, len(arrays) - 1)], variable.dtype))
+    for i, replica in enumerate(replicas):
+        replica.assign(ops.convert_to_tensor(arrays[min(i, len(arrays) - 1)], variable.dtype))
 
 
-def _parts(variable: keras.Variable) -> list:
-    """Return what a variable consists of: on TensorFlow the variables of the replicas
-    of this process.
+def _replicas(variable: keras.Variable) -> list:
+    """Return the tensors of a variable: with `tf.distribute` one variable per replica of
+    this process, else its only value.
     """
     value = variable.value
     if keras.backend.backend() == "tensorflow":
@@ -110,7 +113,7 @@ def _array(value) -> np.ndarray:
     if keras.backend.backend() == "jax" and not value.is_fully_addressable:
         from jax.experimental import multihost_utils
 
-        # a replica is here; what is split over processes is gathered by all of them
+        # a replicated value is complete here; all processes gather a value that is split
         if value.is_fully_replicated:
             value = value.addressable_data(0)
         else:
@@ -118,7 +121,7 @@ def _array(value) -> np.ndarray:
     return np.asarray(ops.convert_to_numpy(value))
 
 
-def _own_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
+def _as_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     import ml_dtypes
 
     return array.view(getattr(ml_dtypes, dtype)) if hasattr(ml_dtypes, dtype) else array

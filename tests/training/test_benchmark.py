@@ -67,7 +67,7 @@ def test_candidates_take_turns(monkeypatch):
     assert started == [a, b, c, a, b, a]  # a candidate that failed is not measured again
     assert {(each.round, each.label): each.problem for each in outcomes if each.problem} == {
         (1, c): "failed: KeyError: 'x'",
-        (2, b): "ended by SIGKILL, perhaps for want of memory",
+        (2, b): "ended by SIGKILL, perhaps out of memory",
     }
     # a user error stops the run
     monkeypatch.setattr(rounds, "_child", lambda *_: (2, "", "a note\nerror: no such remat\n"))

@@ -204,7 +204,7 @@ def test_profile(tmp_path, capsys):
     kinds = {"tensorflow": "*.xplane.pb", "jax": "*.xplane.pb", "torch": "*.pt.trace.json"}
     [record] = (run / "tensorboard").rglob(kinds[keras.backend.backend()])
     assert record.stat().st_size > 1000
-    words = "two iterations, from 1, in order. Received: 3 2"
+    words = "two iterations in order, counted from 1. Received: 3 2"
     assert words in error_of(capsys, run_train, tmp_path / "other", "--profile 3 2")
 
 

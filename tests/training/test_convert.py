@@ -144,7 +144,7 @@ class TestErrors:
         cifar.save(tmp_path / "net.keras")
         (tmp_path / "w.safetensors").write_text("mine")
         command = (tmp_path / "net.keras", tmp_path / "w.safetensors")
-        assert "add --overwrite to replace it" in error_of(capsys, run, *command)
+        assert "Add --overwrite to replace it" in error_of(capsys, run, *command)
         assert (tmp_path / "w.safetensors").read_text() == "mine"
         run(*command, "--overwrite")
         assert "8.bias" in weights.read_state(tmp_path / "w.safetensors")
@@ -160,7 +160,7 @@ class TestErrors:
             ("net.keras", "w.keras", ("--target-format", "timm"), "timm writes .safetensors files"),
             ("net.keras", "w.safetensors", ("--target-format", "timm"), "timm's ResNetV2 does: "),
             ("net.keras", "missing/w.keras", (), "The folder "),
-            ("net.keras", "folder.keras", ("--overwrite",), "it is a folder"),
+            ("net.keras", "folder.keras", ("--overwrite",), "is a folder"),
             ("missing.keras", "w.keras", (), "missing.keras does not exist"),
             ("damaged.keras", "w.keras", (), "damaged"),
             ("other.npz", "w.keras", (), "is unknown. It has w. Name it with --source-format"),

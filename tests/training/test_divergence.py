@@ -42,4 +42,4 @@ def test_the_last_layer_that_an_update_broke():
     network.
     """
     found = message([np.nan, np.inf, 0.25])
-    assert found.endswith(". Update 40 left stage1/kernel not finite.")
+    assert found.endswith(". After update 40, stage1/kernel is not finite.")

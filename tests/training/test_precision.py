@@ -180,4 +180,7 @@ class TestAuto:
                 runs.write_json(tmp_path / "config.json", run.described())
             assert run.network.units[0].compute_dtype == "bfloat16"
             found.append(run.precision)
-        assert found == ["mixed_bfloat16: this CPU has x", "mixed_bfloat16, as the run began"]
+        assert found == [
+            "mixed_bfloat16: this CPU has x",
+            "mixed_bfloat16, as at the start of the run",
+        ]

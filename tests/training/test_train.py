@@ -198,7 +198,7 @@ class TestEndings:
         cause = r"error: Learning rate 1e\+08 is probably too high: the loss is (nan|inf) in "
         assert re.match(cause + r"iteration \d+ \(epoch 1\)\. ", message)
         assert "Lower --optimizer.learning-rate or lengthen --schedule.warmup. " in message
-        assert re.search(r"pdate \d+.* (stem|stage|head)\S+/\w+ (changed most|not)", message)
+        assert re.search(r"pdate \d+.* (stem|stage|head)\S+/\w+ (changed most|is not)", message)
         unfinished = ["checkpoints/network.json", "config.json", "first_losses.csv", "health.csv"]
         assert names(tmp_path / "run") == sorted([*unfinished, *checkpoints(0)])
 

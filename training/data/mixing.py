@@ -68,10 +68,10 @@ class Mixing:
             return Mixture(round(own * STEPS) / STEPS)
         side = math.sqrt(1 - own)
         box = tuple(
-            _part(int(random.integers(0, length)), int(side * length), length)
+            _interval(int(random.integers(0, length)), int(side * length), length)
             for length in (height, width)
         )
-        pasted = math.prod(part.stop - part.start for part in box)
+        pasted = math.prod(interval.stop - interval.start for interval in box)
         return Mixture(1 - pasted / (height * width), (box[0], box[1]))
 
     def __call__(
@@ -89,23 +89,23 @@ class Mixing:
                 image that it is mixed with.
         """
         mixture = self.draw(step, *images.shape[1:3])
-        own, other = partners
+        first, second = partners
         targets = np.eye(self.classes, dtype="float32")[labels]
-        targets = targets[own] * np.float32(mixture.own) + targets[other] * np.float32(
+        targets = targets[first] * np.float32(mixture.own) + targets[second] * np.float32(
             1 - mixture.own
         )
         if mixture.box is not None:
-            mixed = images[own]
-            mixed[:, *mixture.box] = images[other][:, *mixture.box]
+            mixed = images[first]
+            mixed[:, *mixture.box] = images[second][:, *mixture.box]
             return mixed, targets
         share = np.float32(mixture.own)
-        mixed = images[own] * share
-        mixed += images[other] * (1 - share)
+        mixed = images[first] * share
+        mixed += images[second] * (1 - share)
         if images.dtype == np.uint8:
             np.rint(mixed, out=mixed)
         return mixed.astype(images.dtype, copy=False), targets
 
 
-def _part(centre: int, length: int, side: int) -> slice:
-    """Return the slice of a side that has `length` pixels around `centre`, inside the side."""
+def _interval(centre: int, length: int, side: int) -> slice:
+    """Return the slice of `length` pixels around `centre`, cut off at the ends of a side."""
     return slice(max(centre - length // 2, 0), min(centre + length // 2, side))

@@ -164,8 +164,8 @@ def _in_memory(
 ) -> ImageData:
     """Return a data set of arrays. `splits` has the name of each split for errors."""
     (train_x, train_y), (test_x, test_y) = splits.values()
-    train_x, test_x = (each[..., None] if each.ndim == 3 else each for each in (train_x, test_x))
-    train_y, test_y = (each.squeeze(-1) if each.ndim == 2 else each for each in (train_y, test_y))
+    train_x, test_x = (x[..., None] if x.ndim == 3 else x for x in (train_x, test_x))
+    train_y, test_y = (y.squeeze(-1) if y.ndim == 2 else y for y in (train_y, test_y))
     for name, images, labels in zip(splits, (train_x, test_x), (train_y, test_y), strict=True):
         if (
             images.dtype != np.uint8
