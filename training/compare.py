@@ -72,13 +72,14 @@ RESULTS: Mapping[str, Callable[[Compared], Any]] = {
     "seconds": lambda run: run.figure("seconds", _last),
     "images_per_second": lambda run: run.figure("images_per_second", np.median),
 }
-#: Heading of a printed column, and the function that formats its values, by column.
+#: Heading of a printed column, and the function that formats its values, by column. `split` is
+#: "held-out", "test" or both.
 SHOWN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "parameters": ("parameters", "{:,.0f}".format),
     "iterations": ("iterations", "{:,.0f}".format),
     "finished": ("finished", lambda value: "yes" if value else "no"),
-    "best_validation_error": ("best held-out error %", "{:.2f}".format),
-    "last_validation_error": ("last held-out error %", "{:.2f}".format),
+    "best_validation_error": ("best {split} error %", "{:.2f}".format),
+    "last_validation_error": ("last {split} error %", "{:.2f}".format),
     "test_error": ("test error %", "{:.2f}".format),
     "seconds": ("time", duration),
     "images_per_second": ("images/s", "{:,.0f}".format),
@@ -106,7 +107,9 @@ def compare(
     compared = read_runs(directories)
     columns = {**WHAT, **differing(compared), **RESULTS}
     rows = [{name: value(run) for name, value in columns.items()} for run in compared]
-    headings = [SHOWN[name][0] if name in SHOWN else name for name in columns]
+    splits = {"held-out" if run.config.data.holdout else "test" for run in compared}
+    split = " or ".join(sorted(splits))
+    headings = [SHOWN[name][0].format(split=split) if name in SHOWN else name for name in columns]
     cells = [[_cell(*pair) for pair in row.items()] for row in rows]
     print(aligned([headings, *cells], shutil.get_terminal_size((120, 24)).columns))
     if output is None:
@@ -116,9 +119,8 @@ def compare(
     with runs.replacing(output / "comparison.png") as path:
         from . import curves
 
-        splits = {"held-out" if run.config.data.holdout else "test" for run in compared}
         histories_of = {run.name: run.history for run in compared}
-        curves.draw(histories_of, path, "", " or ".join(sorted(splits)))
+        curves.draw(histories_of, path, "", split)
     print(f"\nWrote {output / 'comparison.csv'}, {output / 'comparison.png'}")
 
 

@@ -103,8 +103,8 @@ class PaddedConv2D(keras.layers.Conv2D):
 
         strides = self.strides[0]
         if self.kernel_size == (1, 1) and kernel.shape[2] < 16:
-            # With strides over fewer than 8 channels, the gradient of torch 2.13 writes beyond its
-            # arrays on a CPU with AVX2.
+            # With strides over few channels (seen with fewer than 8), the gradient of torch 2.13
+            # writes beyond its arrays on a CPU with AVX2.
             inputs, strides = sampled(inputs, strides, self.data_format), 1
         convolve = functools.partial(
             torch.nn.functional.conv2d,

@@ -230,7 +230,7 @@ class UnitNetwork(keras.Model):
         without a class raise a ValueError.
         """
         if isinstance(validation_data, tuple):
-            self._check_labels(validation_data[1])  # `evaluate` checks the images
+            self._check_labels((*validation_data, None)[1])  # `evaluate` checks the images
         else:
             validation_data = self._watched(validation_data)
         self._check_labels(y)
