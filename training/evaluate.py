@@ -176,7 +176,9 @@ def _source(opened: Subject, subject: Path, data: str | None, data_dir: Path | N
 def average_logits(
     logits: Callable[[np.ndarray], np.ndarray], images: np.ndarray, views: Views
 ) -> np.ndarray:
-    """Return the mean logits of some views of images (batch, height, width, channels)."""
+    """Return the mean logits of some views of images (batch, height, width, channels). The
+    images that are not moved count twice.
+    """
     if views == "one":
         return logits(images)
     plain = (logits(images) + logits(np.ascontiguousarray(images[:, :, ::-1]))) / 2

@@ -271,7 +271,8 @@ _FAST = Table(
     about="A wide, shallow pre-activation network, trained by the recipe `cifar10_fast`. Its "
     "settings were chosen on held-out training images; the test images are measured once, after "
     "the last iteration. The 6 views of an image are the image, the image moved by a pixel in two "
-    "directions, and the mirror images of these three; their logits are averaged.",
+    "directions, and the mirror images of these three. In the mean of their logits, the image "
+    "itself and its mirror image count twice.",
 )
 
 #: Pre-activation at the depths of the first paper, which neither paper trained.
