@@ -1,9 +1,10 @@
 """Pre-activation residual networks on Keras 3: "Identity Mappings in Deep Residual
 Networks" (arXiv 1603.05027).
 
-`import keras_preact` brings the networks, and with them every class that a .keras file
-can name: `keras.saving.load_model` finds them from then on. What takes longer to import
-comes when it is first asked for.
+`import keras_preact` imports the networks, and with them every class that a .keras file
+can name, so that `keras.saving.load_model` finds it. Only the classes of
+`keras_preact.hub` need an import of their own. Modules that take longer to import are
+imported on first use.
 """
 
 import importlib
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from keras_preact import analysis, applications, distribution, export, health, hub, weights
     from keras_preact.health import TrainingHealth
 else:
-    #: Modules that are imported when they are first asked for; and TrainingHealth.
+    #: Modules that are imported on first use; TrainingHealth is imported with `health`.
     _LATER = ("analysis", "applications", "distribution", "export", "health", "hub", "weights")
 
     def __getattr__(name: str):

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Options of networks by the names that other libraries give them.
+#: Names of options in other libraries to their names here.
 OTHER_NAMES = {
     "act_layer": "activation",
     "drop_path_rate": "stochastic_depth",
@@ -29,7 +29,7 @@ def nearest(name: object, names: Iterable[str]) -> str:
 
 
 def unknown_option(name: str, names: Iterable[str]) -> str:
-    """Return the message for an option that is none of `names`."""
+    """Return the message for an option that is not in `names`."""
     if name in OTHER_NAMES:
         return f"Unknown option {name!r}. Did you mean {OTHER_NAMES[name]}=...?"
     return f"Unknown option {name!r}. {nearest(name, names)}"
@@ -57,7 +57,9 @@ def positive_int(value: object, argument: str) -> None:
 
 
 def order_of_axes(shape: Sequence[int | None], data_format: str) -> None:
-    """Refuse images whose channels are first where they should be last, or the reverse."""
+    """Raise an error if images have the channels first, but `data_format` says last, or
+    the reverse.
+    """
     if len(shape) != 3:
         return
     first, last = (shape[i] in (1, 3) for i in (0, -1))

@@ -1,8 +1,8 @@
 """keras.applications' ResNet50V2, ResNet101V2 and ResNet152V2 with the same arguments
 and outputs, as `ResidualNetwork`s with stages, unit outputs, stacks and exports.
 
-`preprocess_input` brings images from 0..255 to -1..1 first; or the network does it
-itself with `mean=127.5, std=127.5`.
+`preprocess_input` scales images from 0..255 to -1..1 before the network. With
+`mean=127.5, std=127.5` the network does it itself.
 """
 
 import os
@@ -35,12 +35,12 @@ def ResNet50V2(
 
     Args:
         include_top: Whether the network has a pooling and a classifier.
-        weights: `"imagenet"` (those of keras.applications, downloaded once), None
+        weights: `"imagenet"` (the weights of keras.applications, downloaded once), None
             (random), or a file for `kp.weights.from_keras_applications`.
         input_tensor: Keras tensor that the network reads.
         input_shape: Shape without the batch. None: 224 x 224 x 3, or any size without
             the top.
-        pooling: Without the top: `"avg"`, `"max"`, or None for maps.
+        pooling: Pooling without the top: `"avg"`, `"max"`, or None for maps.
         classes: Number of classes.
         classifier_activation: Activation of the classifier. None: logits.
         name: Name of the model.
@@ -97,13 +97,13 @@ def ResNet152V2(
 
 
 def _build(
-    depth, *, include_top, weights, input_tensor, input_shape, pooling, classes, options, **given
+    depth, *, include_top, weights, input_tensor, input_shape, pooling, classes, options, **settings
 ) -> keras.Model:
     if weights == "imagenet" and include_top and classes != 1000:
         raise ValueError(
             "The weights of 'imagenet' have 1000 classes: use weights=None, include_top=False, "
-            "or give the model with them and `classes` to kp.weights.from_keras_applications. "
-            f"Received: classes={classes}"
+            "or pass a model with these weights and `classes` to "
+            f"kp.weights.from_keras_applications. Received: classes={classes}"
         )
     if input_tensor is not None:
         if not isinstance(input_tensor, keras.KerasTensor):
@@ -113,20 +113,20 @@ def _build(
             )
         input_shape = input_tensor.shape[1:]
     size = 224 if include_top else None
-    given |= options | {
+    settings |= options | {
         "input_shape": image_shape(input_shape, size, options.get("data_format")),
         "include_top": include_top,
-        "pooling": None if include_top else pooling,  # theirs is an average then, whatever it is
+        "pooling": None if include_top else pooling,  # keras.applications ignores it with the top
     }
     if weights is None:
         family = keras_applications.FAMILY
-        own = {"block": family.block("bottleneck", {}), "stem_filters": 64, "classes": classes}
-        own |= family.options
+        defaults = {"block": family.block("bottleneck", {}), "stem_filters": 64, "classes": classes}
+        defaults |= family.options
         rows = family.stages(keras_applications.FILTERS, DEPTHS[depth][1])
-        model = ResidualNetwork(rows, **own | given)
+        model = ResidualNetwork(rows, **defaults | settings)
     else:
         source = _imagenet(depth, include_top) if weights == "imagenet" else weights
-        model = keras_applications.from_keras_applications(source, **given)
+        model = keras_applications.from_keras_applications(source, **settings)
         _check_fits(model, depth, classes, weights)
     if input_tensor is None:
         return model
@@ -140,12 +140,12 @@ def _imagenet(depth: int, include_top: bool) -> keras.Model:
     build = keras_applications.CLASSES[depth]
     try:
         return build(include_top=include_top)
-    except ValueError:  # of a file that is not what it should be
+    except ValueError:  # the file is damaged
         raise
-    except Exception as error:  # Keras raises nothing narrower
+    except Exception as error:  # Keras raises no narrower class
         raise ConnectionError(
-            f"weights='imagenet' downloads keras.applications' weights of {build.__name__}, which "
-            f"failed: give a file of them as `weights`, or weights=None. Keras says: {error}"
+            f"The download of keras.applications' weights of {build.__name__} failed: give a file "
+            f"with them as `weights`, or use weights=None. Keras says: {error}"
         ) from error
 
 
@@ -155,7 +155,7 @@ def _check_fits(model: ResidualNetwork, depth: int, classes: int, weights) -> No
     units, wanted = tuple(stage.units for stage in stages(model)), tuple(DEPTHS[depth][1])
     if units != wanted or (config["include_top"] and config["classes"] != classes):
         raise ValueError(
-            f"ResNet{depth}V2 has stages of {wanted} units, and classes={classes} were asked for. "
-            f"Received: weights={str(weights)!r} of stages of {units} units and "
+            f"ResNet{depth}V2 needs weights for stages of {wanted} units and for {classes} "
+            f"classes. Received: weights={str(weights)!r} for stages of {units} units and "
             f"{config['classes']} classes"
         )

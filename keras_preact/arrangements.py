@@ -27,12 +27,12 @@ NORM_ACTIVATION: Components = ("norm", "activation")
 @keras.saving.register_keras_serializable("keras_preact")
 @dataclasses.dataclass(frozen=True)
 class Arrangement:
-    """The order of the components of a residual unit, and of the network's first and
-    last ones.
+    """The order of the components in a residual unit, and of those at the start and the
+    end of the network.
 
-    Every field is a tuple of `"norm"`, `"activation"`, `"shift"` (plus a trained
-    scalar) and `"scale"` (times one), in the order in which the signal meets them; a
-    name by itself is a tuple of one.
+    Every field is a tuple of component names in the order in which they are applied:
+    `"norm"`, `"activation"`, `"shift"` (adds a trained scalar) and `"scale"`
+    (multiplies by a trained scalar). A single name means a tuple of one.
 
     Args:
         first: Components before the first weight of F.
@@ -40,9 +40,9 @@ class Arrangement:
         last: Components after the last weight of F.
         after_addition: Components of f, which is applied to the sum.
         stem: Components between the network's first convolution and the first unit. If
-            `first` is not empty, the paper's appendix applies the first activation right
-            after that convolution, before the two paths split: it is listed here, and the
-            first unit is built without it (`of_first_unit`).
+            `first` is not empty, the paper's appendix applies the first activation
+            right after that convolution, before the two paths split. It is then listed
+            here, and the first unit is built without it (`of_first_unit`).
         head: Components between the last unit and the pooling.
         projection: Components after the 1x1 projection of a unit that changes the shape.
 
@@ -67,15 +67,15 @@ class Arrangement:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            given = getattr(self, field.name)
-            components = (given,) if isinstance(given, str) else tuple(given)  # JSON brings lists
+            names = getattr(self, field.name)
+            components = (names,) if isinstance(names, str) else tuple(names)  # lists from JSON
             for component in components:
                 _checks.one_of(component, get_args(Component), field.name)
             object.__setattr__(self, field.name, components)
 
     def of_first_unit(self) -> "Arrangement":
-        """Return this arrangement for a network's first unit: without `first` where the
-        stem ends in it.
+        """Return this arrangement for a network's first unit: without `first` if the
+        stem ends with these components.
         """
         activated = self.stem[-len(self.first) :] == self.first
         return dataclasses.replace(self, first=()) if activated else self
@@ -109,9 +109,9 @@ ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     }
 )
 
-#: Full pre-activation with nothing between the stem and the first unit, which then has its own
-#: first activation: not the paper's appendix, but the networks of keras.applications, keras-hub and
-#: timm.
+#: Full pre-activation without components after the stem's convolution: the first unit has its own
+#: first activation. The paper's appendix does not do so, but keras.applications, keras-hub and timm
+#: do.
 RAW_STEM = dataclasses.replace(ARRANGEMENTS["full_preactivation"], stem=())
 
 #: Full pre-activation for networks without normalisation: a shift before every weight and
@@ -126,7 +126,7 @@ FIXUP = Arrangement(
 )
 
 #: Name to `Arrangement` of a transformer's units; only the activation is between their two dense
-#: layers. Source: Fig. 1 of arXiv 2002.04745; arXiv 1706.03762 has the second.
+#: layers. Source: Fig. 1 of arXiv 2002.04745; `post_norm` is the order of arXiv 1706.03762.
 TRANSFORMER_ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     {
         "pre_norm": Arrangement(first=NORM, between=ACTIVATION, stem=(), head=NORM),
@@ -152,8 +152,8 @@ def get(arrangement: str | dict | Arrangement) -> Arrangement:
 
 
 def serialize(arrangement: Arrangement) -> str | dict:
-    """Return what a config holds for `arrangement`: its name, or its fields where it is
-    no row of a table.
+    """Return what a config holds for `arrangement`: its name if it is in a table, else
+    its fields.
     """
     for name, row in _NAMED.items():
         if row == arrangement:

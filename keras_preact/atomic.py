@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
-    """Give a temporary path in the same folder, and rename it to `path` afterwards.
+    """Yield a temporary path in the same folder, and rename it to `path` afterwards.
 
     The content is on the disk before the file gets its name. After an error the
     temporary file is removed, and `path` is as before.
@@ -29,7 +29,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     '{}'
     """
     path = Path(path)
-    first, _, endings = path.name.partition(".")  # some writers check all of .weights.h5
+    first, _, endings = path.name.partition(".")  # some writers require the full .weights.h5
     suffix = f".{endings}" if endings else ""
     handle, name = tempfile.mkstemp(prefix=f".{first}-", suffix=suffix, dir=path.parent)
     os.close(handle)

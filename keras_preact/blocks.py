@@ -1,7 +1,7 @@
 """F, the residual branch: one class per block, each with its own options.
 
-A block says which weights a branch has, how wide they are and what they read. Where
-normalisation and activation are is the arrangement's to say.
+A block says which weights a branch has, how wide they are and what they read. The
+arrangement says where normalisation and activation are.
 """
 
 import dataclasses
@@ -20,20 +20,20 @@ from keras_preact.layers.spatial import PaddedConv2D
 class Block:
     """The weights of a residual branch.
 
-    A block of your own is a frozen dataclass: its fields are its options. Register it
+    To add a block, write a frozen dataclass with its options as fields and register it
     with `keras.saving.register_keras_serializable`.
 
     Attributes:
-        name: Its name in tables and files.
+        name: Name in tables and files.
         expansion: Channels that the unit returns, as a multiple of `filters`.
         word: First word in the names of its weights.
-        inputs: What the block reads, in words.
-        ranks: How many dimensions an input may have.
+        inputs: Shape of an input, in words.
+        ranks: Numbers of dimensions that an input may have.
         activation: The activation that belongs to the block; None for the unit's.
-        gated: Whether a second weight beside each one but the last multiplies what that
-            one returns.
-        strided: Index of the weight that has the unit's strides; None: the block works
-            on vectors and has none.
+        gated: Whether each weight but the last has a gate: a second weight that reads
+            the same input and multiplies the activated output.
+        strided: Index of the weight that has the unit's strides. None: the block works
+            on features and has no strides.
     """
 
     name: ClassVar[str]
@@ -50,7 +50,7 @@ class Block:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What each weight is, in words, as in a diagram."""
+        """Description of each weight, as in a diagram."""
         return (self.word,)
 
     def channels(self, filters: int) -> tuple[int, ...]:
@@ -65,14 +65,14 @@ class Block:
         """Make weight `index` (1, 2, ...) of the branch.
 
         Args:
-            channels: What it returns, from `channels`.
+            channels: Number of its output channels, from `channels`.
             **settings: `name`, `strides`, `use_bias`, `kernel_initializer`,
                 `bias_initializer`, `data_format`, `dtype`.
         """
         raise NotImplementedError
 
     def projection(self, channels: int, *, strides: int, **settings: Any) -> keras.Layer:
-        """Make the weight of a shortcut that changes the shape, called `conv` or
+        """Make the weight of a shortcut that changes the shape, with the name `conv` or
         `dense`.
         """
         raise NotImplementedError
@@ -90,18 +90,19 @@ class Convolutional(Block):
     """A branch of convolutions over a map.
 
     Args:
-        squeeze_excitation: Reduction, such as 16, of squeeze-and-excitation at the end
-            of F; None for none.
+        squeeze_excitation: Reduction ratio, such as 16, of squeeze-and-excitation at
+            the end of F. None: no squeeze-and-excitation.
         standardize_weights: Standardise the kernels (arXiv 1903.10520). Use it with a
-            normalisation that does not look at the batch, such as `"group"`.
+            normalisation that does not depend on the batch, such as `"group"`.
         dilation: Dilation rate of the 3x3 convolutions.
-        dilated_strides: Strides that are left out and become dilation, after the weight
-            that would have them. A unit with `strides` has the same weights; its output is
-            every `dilated_strides`-th place of this unit's.
+        dilated_strides: Stride that is replaced by dilation of the 3x3 convolutions
+            after the weight that would have the stride. A unit with this number as
+            `strides` has the same weights; its output is every `dilated_strides`-th
+            pixel of this unit's output.
         stride_on: Which convolution has the unit's strides: the `"first"`, or the first
             `"3x3"`. None: the first, and in `kp.models.resnet_imagenet` the 3x3.
-        dimensions: 2, or 1 for sequences, `(batch, length, 1, channels)`: kernels of 3x1 in
-            place of 3x3.
+        dimensions: 2, or 1 for sequences `(batch, length, 1, channels)`, with kernels
+            of 3x1 instead of 3x3.
     """
 
     squeeze_excitation: int | None = None
@@ -206,9 +207,9 @@ class Bottleneck(Convolutional):
         inner = int(filters * self.base_width / 64) * self.groups
         if not inner:
             raise ValueError(
-                "`base_width` leaves the 3x3 convolution no channel: int(filters * base_width / "
-                f"64) must be at least 1. Received: filters={filters}, "
-                f"base_width={self.base_width}"
+                "`base_width` is too small: the 3x3 convolution would have no channels. "
+                "int(filters * base_width / 64) must be at least 1. Received: "
+                f"filters={filters}, base_width={self.base_width}"
             )
         return inner, inner, filters * self.expansion
 
@@ -220,7 +221,7 @@ class Bottleneck(Convolutional):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Features(Block):
-    """A branch over features that are the last axis, without a convolution."""
+    """A branch without convolutions, for inputs with the features on the last axis."""
 
     word = "dense"
     inputs = "(batch, ..., features)"
@@ -235,7 +236,8 @@ class _TwoDense(Features):
     """Two dense layers.
 
     Args:
-        hidden: Width between them; None for the block's own multiple of `filters`.
+        hidden: Width between the two layers; None for the block's own multiple of
+            `filters`.
     """
 
     hidden: int | None = None
@@ -266,10 +268,10 @@ class _TwoDense(Features):
 @keras.saving.register_keras_serializable("keras_preact")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dense(_TwoDense):
-    """Two dense layers, for vectors: the paper's unit without space.
+    """Two dense layers, for vectors: the paper's unit without convolutions.
 
     Args:
-        hidden: Width between them; None for `filters`.
+        hidden: Width between the two layers; None for `filters`.
     """
 
     name = "dense"
@@ -281,7 +283,7 @@ class MLP(_TwoDense):
     """The two dense layers of a transformer (arXiv 1706.03762, Sec. 3.3).
 
     Args:
-        hidden: Width between them; None for `4 * filters`.
+        hidden: Width between the two layers; None for `4 * filters`.
     """
 
     name = "mlp"
@@ -296,8 +298,8 @@ class SwiGLU(_TwoDense):
     """The gated MLP `(silu(x W_1) * x W_2) W_3` of arXiv 2002.05202.
 
     Args:
-        hidden: Width inside; None for `8/3 * filters`, rounded up to a multiple of 8:
-            three matrices then have the size of an MLP's two.
+        hidden: Width between the layers; None for `8/3 * filters`, rounded up to a
+            multiple of 8. The three matrices then have the size of the two of an `MLP`.
     """
 
     name = "swiglu"
@@ -315,7 +317,7 @@ class Attention(Features):
 
     Args:
         num_heads: Number of heads; divides `filters`.
-        causal: Whether a token sees only itself and those before it.
+        causal: Whether a token sees only itself and the tokens before it.
     """
 
     num_heads: int = 1
@@ -339,7 +341,7 @@ class Attention(Features):
 
     def weight(self, index: int, channels: int, **settings: Any) -> keras.Layer:
         del settings["data_format"]
-        # its four dense layers are two weights, one after the other, with initialisers of their own
+        # SelfAttention calls `of_branch` itself: its four dense layers are two weights in sequence
         return SelfAttention(channels, self.num_heads, causal=self.causal, **settings)
 
 
@@ -361,8 +363,10 @@ def get(block: str | dict | Block) -> Block:
 
 
 def serialize(block: Block) -> str | dict:
-    """Return what a config holds: the name, or class and options if these are set."""
-    if isinstance(block, Convolutional) and block.stride_on == "first":  # so is the default
+    """Return what a config holds: the name, or the class with its options if any option
+    is set.
+    """
+    if isinstance(block, Convolutional) and block.stride_on == "first":  # the default is the same
         block = dataclasses.replace(block, stride_on=None)
     if BLOCKS.get(block.name) is type(block) and block == type(block)():
         return block.name

@@ -11,7 +11,7 @@ import keras
 
 from keras_preact.layers.spatial import BinomialPooling2D, PaddedMaxPooling2D
 
-#: Name to a pooling of given strides.
+#: Name to a function that makes a pooling.
 POOLINGS: Mapping[str, Callable[..., keras.Layer]] = MappingProxyType(
     {
         "average": functools.partial(BinomialPooling2D, 2),
@@ -23,14 +23,13 @@ POOLINGS: Mapping[str, Callable[..., keras.Layer]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Downsampling:
-    """The places where a pooling, a name from `POOLINGS`, takes over the stride of a
-    weight.
+    """The poolings that replace the stride of a weight: names from `POOLINGS`, or None.
 
     Args:
-        projection: Before the projection of the shortcut.
-        weight: Right after the weight with the stride.
-        branch: After that weight and the activation that follows it.
-        stem: After the max pooling of the stem.
+        projection: Pooling before the projection of the shortcut.
+        weight: Pooling right after the weight with the stride.
+        branch: Pooling after that weight and the activation that follows it.
+        stem: Pooling after the max pooling of the stem.
     """
 
     projection: str | None = None
@@ -39,8 +38,8 @@ class Downsampling:
     stem: str | None = None
 
     def pooling(self, place: str, strides: int, data_format: str, dtype) -> list[keras.Layer]:
-        """Return a list with the pooling that has the strides at a place, if there is
-        one.
+        """Return a list with the pooling for a place, a field of this class; an empty
+        list if there is none.
         """
         name = getattr(self, place)
         if strides == 1 or name is None:
@@ -52,9 +51,9 @@ class Downsampling:
         ]
 
 
-#: Name to `Downsampling`. average: ResNet-D, arXiv 1812.01187, Fig. 2c; a 1x1 convolution at stride
-#: 2 reads a quarter of the map otherwise. blur: arXiv 1904.11486, the binomial window of 3. max:
-#: the convolution at every pixel, as networks for short training do (arXiv 2404.00498).
+#: Name to `Downsampling`. average: ResNet-D, arXiv 1812.01187, Fig. 2c; otherwise a 1x1 convolution
+#: at stride 2 reads only a quarter of the map. blur: arXiv 1904.11486, with a binomial window of 3.
+#: max: the convolution runs at every pixel, as in networks for short training (arXiv 2404.00498).
 DOWNSAMPLINGS: Mapping[str, Downsampling] = MappingProxyType(
     {
         "strided": Downsampling(),

@@ -17,7 +17,7 @@ from keras_preact.squeeze_excitation import SqueezeExcitation
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
 
-#: Parts of the names of layers whose weights are no kernels, although some have several axes.
+#: Parts of class names of layers without kernels, although some of their weights have several axes.
 _NO_KERNEL = ("Embedding", "Norm", "PReLU", "SqueezeExcitation")
 
 #: Class names of layers and operations that are activations, in lower case.
@@ -25,7 +25,7 @@ _ACTIVATIONS = frozenset(
     name.replace("_", "") for name in dir(keras.activations) if name[0] != "_"
 ) - {"linear", "get", "serialize", "deserialize"}
 
-#: Layers of this package that are one step, as the poolings of Keras are.
+#: Layers of this package that stay one step, like the poolings of Keras.
 _WHOLE = (SqueezeExcitation, BinomialPooling2D)
 
 
@@ -42,7 +42,8 @@ class Step:
 
     Args:
         operation: A Keras operation or layer.
-        name: Its name after those of the layers that hold it: `stage1_unit2/conv_1`.
+        name: Its name after the names of the layers that hold it:
+            `stage1_unit2/conv_1`.
         args, kwargs: Arguments of the call, with a `Ref` for each tensor.
         inputs, outputs: Numbers of the tensors that it reads and returns.
     """
@@ -56,8 +57,8 @@ class Step:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether it is a weight layer: it multiplies by a matrix or kernel, which a
-        scale, a shift or a table does not.
+        """Whether it is a weight layer, which multiplies by a matrix or kernel. A
+        scale, a shift or a table does not count.
         """
         if not isinstance(self.operation, keras.Layer) or any(
             word in self.kind for word in _NO_KERNEL
@@ -119,7 +120,7 @@ class Unit:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is of a plain network, whose shortcut reads nothing."""
+        """Whether it belongs to a plain network, which has no shortcuts."""
         return False
 
 
@@ -135,7 +136,7 @@ class LayerUnit(Unit):
 
     @property
     def pattern(self) -> ResidualUnit:
-        """The unit, or the one of a stack."""
+        """The unit, or the template of a stack."""
         return self.layer.pattern if isinstance(self.layer, UnitStack) else self.layer
 
     @property
@@ -147,8 +148,8 @@ class LayerUnit(Unit):
 class Addition(Unit):
     """Two paths that start at one tensor and are added.
 
-    `output` is the sum, or what an activation or normalisation after it returns if the
-    next unit's untouched shortcut starts there.
+    `output` is the sum, or the output of the activation or normalisation after it if
+    the next unit's shortcut starts there and has no steps.
 
     Args:
         shortcut, residual: Tensors that are added. The shortcut is the path with fewer
@@ -189,7 +190,7 @@ class Addition(Unit):
 
 
 class Graph:
-    """The operations of a model, flat.
+    """The operations of a model as a flat list of steps.
 
     Args:
         model: Any Keras model or layer that can be called with Keras tensors.
@@ -197,9 +198,10 @@ class Graph:
             matter.
         training: Argument of the model's call.
         opaque: Classes of layers that stay one step.
-        every_kernel: Whether layers that hold weight layers and are one step otherwise,
-            such as Keras' MultiHeadAttention, are resolved too, if they can be traced.
-        like: A graph of the same model, whose copies of stacked units are reused.
+        every_kernel: Whether to split layers that hold weight layers into their steps
+            too, if they can be traced. Otherwise such a layer, for example Keras'
+            MultiHeadAttention, is one step.
+        like: A graph of the same model. Its copies of stacked units are reused.
 
     Attributes:
         steps: The operations, in an order in which they can run.
@@ -252,47 +254,47 @@ class Graph:
                 [number] = self._inline(unit, f"{prefix}{unit.name}/", (x,), {})
                 x = Ref(number)
             return [x.tensor]
-        nodes, own, actual, results, is_fresh = self._calls(layer, args, kwargs)
-        numbers = {id(symbol): ref.tensor for symbol, ref in zip(own, actual, strict=True)}
+        nodes, symbols, refs, results, is_fresh = self._calls(layer, args, kwargs)
+        numbers = {id(symbol): ref.tensor for symbol, ref in zip(symbols, refs, strict=True)}
         for node in nodes:
-            own_args, own_kwargs = keras.tree.map_structure(
+            node_args, node_kwargs = keras.tree.map_structure(
                 lambda value, numbers=numbers: (
                     Ref(numbers[id(value)]) if isinstance(value, KerasTensor) else value
                 ),
                 (node.arguments.args, node.arguments.kwargs),
             )
             name = prefix + self._name(node.operation, is_fresh)
-            outputs = self._add(node.operation, name, own_args, own_kwargs, node.outputs)
+            outputs = self._add(node.operation, name, node_args, node_kwargs, node.outputs)
             numbers |= {
                 id(symbol): number for symbol, number in zip(node.outputs, outputs, strict=True)
             }
         return [numbers[id(symbol)] for symbol in results]
 
     def _name(self, operation, is_fresh: bool) -> str:
-        """Return the name of an operation. Keras numbers the operations of traced calls
-        ever higher; here they have the same numbers in every graph of a model.
+        """Return the name of an operation. In Keras the numbers of traced operations
+        grow with every call; here they are the same in every graph of a model.
         """
         if isinstance(operation, keras.Layer) or not is_fresh:
             return operation.name
-        kind = re.sub(r"_\d+$", "", operation.name)
-        number = self._numbers[kind]
-        self._numbers[kind] += 1
-        return f"{kind}_{number}" if number else kind
+        base_name = re.sub(r"_\d+$", "", operation.name)
+        number = self._numbers[base_name]
+        self._numbers[base_name] += 1
+        return f"{base_name}_{number}" if number else base_name
 
     def _add(
         self, operation, name: str, args: tuple, kwargs: dict, outputs: list[KerasTensor]
     ) -> list[int]:
         if isinstance(operation, keras.Layer):
-            # `training` is the graph's
+            # the graph has a `training` of its own
             kwargs = {key: value for key, value in kwargs.items() if key != "training"}
         if self._is_composite(operation):
             return self._inline(operation, f"{name}/", args, kwargs)
         if self.every_kernel and _holds_kernels(operation) and not self._is_opaque(operation):
-            known = len(self.steps)
+            steps_before = len(self.steps)
             try:
                 return self._inline(operation, f"{name}/", args, kwargs)
             except ValueError:  # it stays one step
-                del self.steps[known:]
+                del self.steps[steps_before:]
         if _takes_training(operation):
             kwargs = kwargs | {"training": self.training}
         inputs = tuple(
@@ -314,23 +316,23 @@ class Graph:
             return True
         if type(operation).__module__.startswith("keras.src."):
             return False
-        # Without variables of its own it is arithmetic, such as a shortcut; with them it is one
-        # step, such as a norm.
+        # A layer without variables is arithmetic, such as a shortcut. A layer with variables but
+        # without inner layers is one step, such as a norm.
         return not operation.variables or any(
             layer is not operation for layer in operation._flatten_layers()
         )
 
     def _calls(self, layer, args: tuple, kwargs: dict):
-        """Return the calls inside `layer`, its inputs, the references in their places,
-        its outputs, and whether the layer was traced for this.
+        """Return the calls inside `layer`, its inputs as Keras tensors, the `Ref` of
+        each, its outputs as Keras tensors, and whether the layer was traced for this.
         """
-        actual = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)]
+        refs = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)]
         functional = getattr(layer, "_functional", None) or layer  # a Sequential holds one
         if isinstance(functional, keras.Model) and getattr(functional, "inputs", None):
             nodes = _nodes(functional.inputs, functional.outputs)
-            return nodes, functional.inputs, actual, functional.outputs, False
-        specs = [self.specs[ref.tensor] for ref in actual]
-        # With the batch size: a call that reshapes by the shape it reads needs numbers.
+            return nodes, functional.inputs, refs, functional.outputs, False
+        specs = [self.specs[ref.tensor] for ref in refs]
+        # The batch size is included: a call that reshapes by the shape of its input needs numbers.
         symbols = [
             KerasTensor((x.shape[0] or self.batch, *x.shape[1:]), x.dtype) if x.shape else x
             for x in specs
@@ -346,17 +348,19 @@ class Graph:
         except Exception as error:
             raise ValueError(
                 f"The graph of {layer.name!r} ({type(layer).__name__}) cannot be traced: build it "
-                "of Keras layers and keras.ops, without branches on values. Received: "
-                f"{type(error).__name__}: {error}"
+                "from Keras layers and keras.ops, without conditions on the values of tensors. "
+                f"Received: {type(error).__name__}: {error}"
             ) from error
-        for node in nodes:  # the layers forget that they were called
+        for node in nodes:  # remove the traced calls from the records of the layers
             node.operation._inbound_nodes = [
-                own for own in node.operation._inbound_nodes if own is not node
+                other for other in node.operation._inbound_nodes if other is not node
             ]
-        return nodes, symbols, actual, outputs, True
+        return nodes, symbols, refs, outputs, True
 
     def values(self, inputs) -> dict[int, Any]:
-        """Return the inputs of the model as tensors by number, to `walk` from."""
+        """Return the inputs of the model as tensors by their numbers, to start `walk`
+        with.
+        """
         tensors = map(ops.convert_to_tensor, keras.tree.flatten(inputs))
         return dict(zip(self.inputs, tensors, strict=True))
 
@@ -375,10 +379,11 @@ class Graph:
             values: Number of a tensor to the tensor. Each step reads its inputs here
                 and adds its outputs.
             steps: Numbers of the steps; None for all.
-            calls: Number of a step to a function of its first argument that runs in its
-                place.
-            until: Drop each tensor after its last use, but keep the outputs, and those
-                in this mapping until a step has run. None: keep all.
+            calls: Number of a step to a function that replaces it and gets its first
+                argument.
+            until: Drop each tensor after its last use, but keep the outputs. A tensor
+                in this mapping is kept at least until the step of its number has run.
+                None: keep all tensors.
 
         Yields:
             The number of each step after it has run.
@@ -390,8 +395,8 @@ class Graph:
                 lambda leaf: values[leaf.tensor] if isinstance(leaf, Ref) else leaf,
                 (step.args, step.kwargs),
             )
-            own = (calls or {}).get(i)
-            results = step.operation(*args, **kwargs) if own is None else own(args[0])
+            call = (calls or {}).get(i)
+            results = step.operation(*args, **kwargs) if call is None else call(args[0])
             values.update(zip(step.outputs, keras.tree.flatten(results), strict=True))
             yield i
             if until is not None:
@@ -410,7 +415,7 @@ class Graph:
         return values
 
     def _last_uses(self, until: Mapping[int, int]) -> dict[int, int]:
-        """Return a dictionary from tensors to the last step that needs each."""
+        """Return a dictionary from each tensor to the last step that needs it."""
         last = {
             tensor: max([*readers, until.get(tensor, -1)])
             for tensor, readers in self.consumers.items()
@@ -419,12 +424,12 @@ class Graph:
 
     @functools.cached_property
     def producers(self) -> dict[int, int]:
-        """Tensors to the step that returns each; inputs have none."""
+        """Dictionary from each tensor to the step that returns it; inputs have none."""
         return {tensor: i for i, step in enumerate(self.steps) for tensor in step.outputs}
 
     @functools.cached_property
     def consumers(self) -> dict[int, list[int]]:
-        """Tensors to the steps that read each."""
+        """Dictionary from each tensor to the steps that read it."""
         readers: dict[int, list[int]] = {number: [] for number in range(len(self.specs))}
         for i, step in enumerate(self.steps):
             for tensor in dict.fromkeys(step.inputs):
@@ -433,8 +438,8 @@ class Graph:
 
     @functools.cached_property
     def dominators(self) -> dict[int | None, int | None]:
-        """Tensors to the nearest tensor that is on every path to each; None if there is
-        none.
+        """Dictionary from each tensor to its immediate dominator, the nearest tensor
+        that is on every path to it; None if there is none.
         """
         nearest: dict[int | None, int | None] = dict.fromkeys(self.inputs)
         height: dict[int | None, int] = {None: 0} | dict.fromkeys(self.inputs, 1)
@@ -488,21 +493,21 @@ class Graph:
         return sum(self.steps[i].has_kernel for i in steps)
 
     def units(self) -> list[Unit]:
-        """Return the residual units in order, but not those inside another one's branch."""
+        """Return the residual units in order, without units inside another's branch."""
         layers = [
             LayerUnit(i, names, step.inputs[0], step.outputs[0], step.operation)
             for i, step in enumerate(self.steps)
             if (names := _names(step))
         ]
-        own = {unit.step for unit in layers}
-        found = list(self._additions())
-        inside = {i for unit in found for i in unit.residual_steps}
-        additions = [
+        layer_steps = {unit.step for unit in layers}
+        additions = list(self._additions())
+        inside = {i for unit in additions for i in unit.residual_steps}
+        outermost = [
             unit
-            for unit in found
-            if unit.step not in inside and own.isdisjoint(unit.residual_steps)
+            for unit in additions
+            if unit.step not in inside and layer_steps.isdisjoint(unit.residual_steps)
         ]
-        units = [*layers, *self._with_mappings(self._linked(additions))]
+        units = [*layers, *self._with_mappings(self._linked(outermost))]
         return sorted(units, key=lambda unit: unit.step)
 
     def _additions(self) -> Iterator[Addition]:
@@ -524,7 +529,7 @@ class Graph:
                 yield Addition(i, (step.name,), *ends, shortcut_steps, residual_steps, total)
 
     def _linked(self, units: list[Addition]) -> list[Addition]:
-        """Return the units with what is between each and the one before it."""
+        """Return the units with their fields about the path from the previous unit."""
         totals = {unit.total for unit in units}
         linked = []
         for unit in units:
@@ -544,9 +549,9 @@ class Graph:
         return linked
 
     def _with_mappings(self, units: list[Addition]) -> Iterator[Addition]:
-        """Yield the units with what f makes of their sums: the steps between an addition
-        and the next unit's untouched shortcut, unless weight layers are among them. The
-        last unit has the f of the one before.
+        """Yield the units with the output of f as `output`. f consists of the steps
+        between an addition and the next unit, if the next shortcut has no steps and f
+        has no weight layers. The last unit has the f of the unit before it.
         """
         kinds: list[str] = []
         for unit, after in itertools.zip_longest(units, units[1:]):
@@ -563,18 +568,18 @@ class Graph:
 
 
 def _names(step: Step) -> tuple[str, ...]:
-    """Return the names of the units of this package in a step; of none, nothing."""
+    """Return the names of the units of this package in a step, if there are any."""
     if isinstance(step.operation, UnitStack):
         return tuple(step.operation.unit_names)
     return (step.name.rsplit("/", 1)[-1],) if isinstance(step.operation, ResidualUnit) else ()
 
 
 def has_own_kernel(layer) -> bool:
-    """Whether a layer has a variable `kernel`; recurrent cells, whose inputs do not leave
-    their loop, do not count.
+    """Whether a layer has a variable `kernel`. Recurrent cells do not count, because
+    their inputs do not leave their loop.
     """
-    own = isinstance(getattr(layer, "kernel", None), keras.Variable)
-    return own and not hasattr(layer, "state_size")
+    has_kernel = isinstance(getattr(layer, "kernel", None), keras.Variable)
+    return has_kernel and not hasattr(layer, "state_size")
 
 
 def _holds_kernels(operation) -> bool:
@@ -592,8 +597,8 @@ def _takes_training(operation) -> bool:
 
 def _nodes(inputs: list[KerasTensor], outputs: list[KerasTensor]) -> list:
     """Return the calls from inputs to outputs, in an order in which they can run."""
-    given = {id(symbol) for symbol in inputs}
-    outputs = [symbol for symbol in outputs if id(symbol) not in given]
+    input_ids = {id(symbol) for symbol in inputs}
+    outputs = [symbol for symbol in outputs if id(symbol) not in input_ids]
     by_depth = keras.Function(inputs, outputs)._nodes_by_depth if outputs else {}
     return [
         node

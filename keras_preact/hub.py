@@ -14,10 +14,10 @@ from keras_preact.stacks import UnitStack
 from keras_preact.weights import layout, loading
 from keras_preact.weights.keras_hub import library
 
-library()  # where it is not installed, this says what to install
+library()  # if it is not installed, the error says what to install
 import keras_hub  # noqa: E402
 
-#: Arguments of a network that a backbone gives itself: it returns maps.
+#: Arguments of a network that a backbone sets itself, because it returns maps.
 _OWN = (
     "name",
     "trainable",
@@ -47,14 +47,15 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         pyramid_outputs: Dictionary of Keras tensors: `P2` is the last map at 1/4 of the
             image's size, as it leaves a unit (raw); `P3`, `P4`, `P5` at 1/8, 1/16, 1/32.
 
-    Output: the last activated maps. `from_preset` and `save_to_preset` are keras-hub's;
-        with `import keras_preact.hub` its own
-    `keras_hub.models.Backbone.from_preset` finds this class.
-    `PreActResNetImageClassifier` puts a classifier on top.
+    Output: the last activated maps.
+
+    `from_preset` and `save_to_preset` are keras-hub's. After `import keras_preact.hub`,
+    `keras_hub.models.Backbone.from_preset` finds this class too.
+    `PreActResNetImageClassifier` adds a classifier.
 
     Raises:
-        ValueError: for options that a network does not have, and strides that are no
-            powers of two.
+        ValueError: for options that a network does not have, and for strides that are
+            not powers of two.
 
     Example:
 
@@ -78,10 +79,10 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         trainable: bool = True,
         **options,
     ):
-        if others := sorted(options.keys() & set(_OWN)):
+        if refused := sorted(options.keys() & set(_OWN)):
             raise ValueError(
-                "A backbone returns maps, without pooling and classifier. Received: "
-                f"{', '.join(others)}"
+                "A backbone returns maps, without pooling and classifier: leave their options out. "
+                f"Received: {', '.join(refused)}"
             )
         network = ResidualNetwork.from_config(
             {
@@ -117,12 +118,12 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         classifier.
 
         Args:
-            network: Such as one of `kp.weights.from_keras_applications` or
-                `kp.create_model`.
+            network: A network, such as `kp.weights.from_keras_applications` or
+                `kp.create_model` returns.
             **changes: Arguments of the backbone that differ, such as `image_shape`.
 
         Raises:
-            WeightsMismatch: for changes of what the weights are.
+            WeightsMismatch: if the changes need other weights.
 
         Example:
 
@@ -137,10 +138,9 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
             raise ValueError(f"`network` must be a ResidualNetwork. Received: network={network!r}")
         policy = keras.dtype_policies.get(network.get_config()["dtype"])
         backbone = cls(**(_arguments(network) | {"name": network.name, "dtype": policy} | changes))
-        places = loading.named(network)
         state = {
-            path: place.value()
-            for path, place in places.items()
+            path: weight.value()
+            for path, weight in loading.named(network).items()
             if not path.startswith(loading.CLASSIFIER)
         }
         loading.load(backbone.network, state, [layout.Entry(path, path) for path in state])
@@ -154,9 +154,10 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
 class PreActResNetImageClassifier(keras_hub.models.ImageClassifier):
     """keras-hub's image classifier around a `PreActResNetBackbone`.
 
-    Arguments, input and output as in `keras_hub.models.ImageClassifier`, whose
-    `from_preset` finds this class. That class takes the backbone too, but its presets
-    cannot be read: keras-hub looks for a classifier that names the backbone's class.
+    Arguments, input and output are as in `keras_hub.models.ImageClassifier`. Its
+    `from_preset` finds this class. `ImageClassifier` itself takes the backbone too, but
+    the presets that it saves cannot be read, because keras-hub looks for a classifier
+    that names the backbone's class.
 
     Example:
 
@@ -170,7 +171,7 @@ class PreActResNetImageClassifier(keras_hub.models.ImageClassifier):
 
 
 class _Held:
-    """Holds the network, whose layers the backbone tracks as its own."""
+    """Hides the network from Keras' tracking: the backbone tracks its layers."""
 
     def __init__(self, network: ResidualNetwork):
         self.network = network
@@ -184,7 +185,7 @@ def _arguments(network: ResidualNetwork) -> dict:
 
 
 def _pyramid(network: ResidualNetwork) -> dict:
-    """Return the last of the segments' outputs of every size."""
+    """Return the last output of a segment at every size."""
     levels, stride = {}, STEMS[network.get_config()["stem"]].total_stride
     for segment, output in zip(network.segments, network.segment_outputs, strict=True):
         stride *= 1 if isinstance(segment, UnitStack) else segment.strides

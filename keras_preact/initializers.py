@@ -94,7 +94,7 @@ class _ForDepth(keras.initializers.Initializer):
     of units in the network.
 
     Args:
-        units: L, the number of units; None if the network is to set it.
+        units: L, the number of units. None: the network sets it.
         seed: An integer for the same values every time; None for new ones.
     """
 
@@ -132,7 +132,7 @@ class _ForDepth(keras.initializers.Initializer):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Fixup(_ForDepth):
-    """Fixup: initial values with which a residual network trains without normalisation.
+    """Fixup: initial values that let a residual network train without normalisation.
 
     In a network of L units with m weights per branch, the last weight of a branch
     starts at 0 and the others with He's values times `L ** (-1 / (2 m - 2))`. The
@@ -140,7 +140,7 @@ class Fixup(_ForDepth):
     `kp.models.resnet_cifar(110, **kp.models.FIXUP)` has both.
 
     Args:
-        units: L; None if the network is to set it.
+        units: L. None: the network sets it.
         seed: An integer for the same values every time; None for new ones.
 
     Source: Sec. 3 of arXiv 1901.09321.
@@ -161,7 +161,7 @@ class DepthScaledHe(_ForDepth):
     normalisation grow towards its start as a power of the number of units.
 
     Args:
-        units: L, the number of units; None if the network is to set it.
+        units: L, the number of units. None: the network sets it.
         seed: An integer for the same values every time; None for new ones.
 
     Example:
@@ -182,14 +182,16 @@ class DepthScaledHe(_ForDepth):
 
 
 def of_branch(initializer, index: int, weights: int) -> keras.initializers.Initializer:
-    """Return the initialiser of one weight of a branch; most are the same for each."""
+    """Return the initialiser of one weight of a branch. Only initialisers that depend
+    on the number of units differ between the weights.
+    """
     if isinstance(initializer, _ForDepth):
         return initializer.of_branch(index, weights)
     return initializer
 
 
 def of_classifier(initializer) -> keras.initializers.Initializer:
-    """Return the initialiser of the classifier, given the one of the other kernels."""
+    """Return the classifier's initialiser for an initialiser of the other kernels."""
     if isinstance(initializer, Fixup):
         return keras.initializers.Zeros()
     return spawn(released_linear(seed_of(initializer)), "head")

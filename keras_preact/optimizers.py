@@ -11,9 +11,10 @@ from keras import ops
 
 
 class _Optimizer(keras.optimizers.Optimizer):
-    """For an optimiser of Keras: schedules and averages count updates, not the parts of
-    an accumulated gradient, and there is no average before the first update. Words
-    exclude weights from its decay outside the gradient.
+    """A mixin for Keras' optimisers. Schedules and moving averages count updates, not
+    the parts of an accumulated gradient, and there is no average before the first
+    update. The words in `exclude_from_decay` exclude weights from Keras' decay, which
+    is outside the gradient.
     """
 
     def __init__(self, *args, exclude_from_decay: Sequence[str] = (), **kwargs):
@@ -64,7 +65,8 @@ class _Optimizer(keras.optimizers.Optimizer):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class CoupledSGD(_Optimizer, keras.optimizers.SGD):
-    """SGD whose weight decay is part of the gradient and passes through the momentum.
+    """SGD with coupled weight decay, which is part of the gradient and passes through
+    the momentum.
 
         g = gradient + weight_decay * w
         v = momentum * v - learning_rate * g
@@ -86,12 +88,12 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
         nesterov: Whether to use Nesterov momentum, as in the 4.62 % recipe.
         coupled_weight_decay: Factor on w, 1e-4 in the paper.
         exclude_from_decay: Words; a weight with one of them in its path is not decayed.
-            The released code decays all weights; `("norm",)` excludes those of
+            The released code decays all weights; `("norm",)` excludes the weights of
             normalisations.
-        rate_factors: Name of a layer, or of the part of a network before its `_`, to the
-            factor on the rate of its weights: `{"stem": 0.1, "stage1": 0.5}`. The longest
-            name that fits counts; other weights have the whole rate. See
-            `kp.transfer.rate_factors`.
+        rate_factors: Name of a layer, or the part of the name before a `_`, to the
+            factor on the learning rate of its weights: `{"stem": 0.1, "stage1": 0.5}`.
+            If several names fit, the longest counts. Other weights have the full rate.
+            See `kp.transfer.rate_factors`.
         **kwargs: Arguments of `keras.optimizers.SGD`, except `weight_decay`.
 
     Raises:
@@ -127,10 +129,10 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
             raise ValueError(
                 f"`coupled_weight_decay` must not be negative. Received: {coupled_weight_decay}"
             )
-        for part, factor in (rate_factors or {}).items():
+        for prefix, factor in (rate_factors or {}).items():
             if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
                 raise ValueError(
-                    f"A factor must be a number, 0 or more. Received: rate_factors[{part!r}]="
+                    f"A factor must be a number, 0 or more. Received: rate_factors[{prefix!r}]="
                     f"{factor!r}"
                 )
         super().__init__(
@@ -161,27 +163,27 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
             import torch
 
             for variable, velocity in zip(variables, self.momentums, strict=True):
-                # Laid in memory as the weight, which may not be in the order of its axes.
+                # With the memory layout of the weight, which may not follow the order of its axes.
                 velocity.value.data = torch.zeros_like(variable.value)
 
     def _factor(self, path: str) -> float:
         layer = path.partition("/")[0]
-        fitting = [part for part in self.rate_factors if f"{layer}_".startswith(f"{part}_")]
+        fitting = [name for name in self.rate_factors if f"{layer}_".startswith(f"{name}_")]
         return self.rate_factors[max(fitting, key=len)] if fitting else 1.0
 
     def update_step(self, gradient, variable, learning_rate):
-        place = self._get_variable_index(variable)
-        if self.coupled_weight_decay and self._decayed[place]:
+        index = self._get_variable_index(variable)
+        if self.coupled_weight_decay and self._decayed[index]:
             decay = ops.cast(self.coupled_weight_decay, gradient.dtype)
             gradient = ops.add(gradient, ops.multiply(ops.cast(variable, gradient.dtype), decay))
-        if self._factors[place] != 1:  # else every weight would add a product to the step
-            learning_rate = learning_rate * self._factors[place]
+        if self._factors[index] != 1:  # a factor of 1 would add a multiplication per weight
+            learning_rate = learning_rate * self._factors[index]
         super().update_step(gradient, variable, learning_rate)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         # A class derived from this one may update single weights in its own way.
-        is_own = type(self).update_step is CoupledSGD.update_step
-        if keras.backend.backend() == "torch" and is_own:
+        is_unchanged = type(self).update_step is CoupledSGD.update_step
+        if keras.backend.backend() == "torch" and is_unchanged:
             self._update_on_torch(list(grads), trainable_variables, float(learning_rate))
         else:
             super()._backend_update_step(grads, trainable_variables, learning_rate)
@@ -192,10 +194,10 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
         """
         import torch
 
-        places = [self._get_variable_index(variable) for variable in variables]
+        indices = [self._get_variable_index(variable) for variable in variables]
         weights = [variable.value for variable in variables]
         with torch.no_grad():
-            decayed = [n for n, place in enumerate(places) if self._decayed[place]]
+            decayed = [n for n, index in enumerate(indices) if self._decayed[index]]
             if self.coupled_weight_decay and decayed:
                 sums = torch._foreach_add(
                     [gradients[n] for n in decayed],
@@ -204,11 +206,11 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 )
                 for n, total in zip(decayed, sums, strict=True):
                     gradients[n] = total
-            factors = [self._factors[place] for place in places]
+            factors = [self._factors[index] for index in indices]
             if any(factor != 1 for factor in factors):
                 gradients = list(torch._foreach_mul(gradients, factors))
             if self.momentum:
-                velocities = [self.momentums[place].value for place in places]
+                velocities = [self.momentums[index].value for index in indices]
                 torch._foreach_mul_(velocities, self.momentum)
                 torch._foreach_add_(velocities, gradients, alpha=-learning_rate)
             if not self.momentum or self.nesterov:
@@ -229,7 +231,7 @@ class AdamW(_Optimizer, keras.optimizers.AdamW):
     """`keras.optimizers.AdamW` that does not decay weights with a word of
     `exclude_from_decay` in their path.
 
-    The other arguments are those of `keras.optimizers.AdamW`.
+    The other arguments are as in `keras.optimizers.AdamW`.
 
     Example:
 
@@ -246,7 +248,7 @@ class Lion(_Optimizer, keras.optimizers.Lion):
     """`keras.optimizers.Lion` that does not decay weights with a word of
     `exclude_from_decay` in their path.
 
-    The other arguments are those of `keras.optimizers.Lion`. Every entry of a weight
+    The other arguments are as in `keras.optimizers.Lion`. Every entry of a weight
     moves by the learning rate, so its rate should be 3 to 10 times lower than AdamW's, and
     its decay higher by the same factor.
 
@@ -262,13 +264,13 @@ class Lion(_Optimizer, keras.optimizers.Lion):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Muon(_Optimizer, keras.optimizers.Muon):
-    """Momentum whose update of a kernel is made orthogonal: every direction of the
-    matrix moves by the same amount.
+    """SGD with momentum that makes the update of each kernel orthogonal, so that every
+    direction of the matrix moves by the same amount.
 
         v = momentum * v + gradient
         w = w - learning_rate * rms_rate * sqrt(max(n, m)) * orthogonal(v)
 
-    `keras.optimizers.Muon` does so for dense kernels alone. Here the kernel of a
+    `keras.optimizers.Muon` does so only for dense kernels. Here the kernel of a
     convolution, `(height, width, channels in, channels out)`, is a matrix of n = height
     * width * channels in rows and m = channels out columns, and each unit of a stack has
     its own. Weights that are no matrices, depthwise kernels and excluded layers are
@@ -308,10 +310,12 @@ class Muon(_Optimizer, keras.optimizers.Muon):
         super().build(variables)
 
     def _should_use_adamw(self, variable):
-        own = variable.shape[getattr(variable, "stacked_axes", 0) :]
+        shape = variable.shape[getattr(variable, "stacked_axes", 0) :]
         excluded = [*self.exclude_layers, *(["embedding"] if self.exclude_embeddings else [])]
         return (
-            len(own) < 2 or own[-1] == 1 or any(re.search(word, variable.path) for word in excluded)
+            len(shape) < 2
+            or shape[-1] == 1
+            or any(re.search(word, variable.path) for word in excluded)
         )
 
     def _muon_update_step(self, gradient, variable, lr, m):

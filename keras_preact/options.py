@@ -9,7 +9,7 @@ import keras
 from keras_preact import _checks, blocks, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
 
-#: A value of `use_bias`: a normalisation right after a weight would remove its bias again.
+#: A value of `use_bias`: no bias if a normalisation right after the weight would remove it.
 UNLESS_NORM = "unless_norm"
 
 
@@ -17,7 +17,7 @@ def check(unit: keras.Layer) -> None:
     """Check the options of a `ResidualUnit`, alone and together.
 
     Raises:
-        ValueError: for the first that is wrong.
+        ValueError: for the first wrong option.
     """
     _checks.positive_int(unit.filters, "filters")
     _checks.positive_int(unit.strides, "strides")
@@ -48,8 +48,8 @@ def _check_branch(unit: keras.Layer) -> None:
             f"gradient there. Received: arrangement with last={unit.arrangement.last}"
         )
     # relu is the default
-    own = (block.activation, "relu")
-    if block.activation and unit.activation not in map(keras.activations.get, own):
+    allowed = (block.activation, "relu")
+    if block.activation and unit.activation not in map(keras.activations.get, allowed):
         raise ValueError(
             f"block={block.name!r} has the activation {block.activation!r}: leave `activation` "
             f"out. Received: activation={keras.activations.serialize(unit.activation)!r}"
@@ -60,25 +60,26 @@ def _check_strides(unit: keras.Layer) -> None:
     block = unit.block
     if block.strided is None and (unit.strides, unit.downsampling) != (1, "strided"):
         raise ValueError(
-            f"block={block.name!r} works on features and has no strides and no downsampling. "
-            f"Received: strides={unit.strides}, downsampling={unit.downsampling!r}"
+            f"block={block.name!r} works on features and has no strides and no downsampling: "
+            f"leave both out. Received: strides={unit.strides}, downsampling={unit.downsampling!r}"
         )
     if not isinstance(block, blocks.Convolutional):
         return
     if block.dimensions == 1 and unit.downsampling == "blur":
         raise ValueError(
-            "The window of downsampling='blur' needs a map of 2 pixels a side. Received: "
-            "downsampling='blur' with a block of dimensions=1"
+            "downsampling='blur' needs a map of 2 pixels or more in both directions: choose "
+            "another downsampling for sequences. Received: downsampling='blur' with a block of "
+            "dimensions=1"
         )
     if unit.strides > 1 and block.dilation > 1:
         raise ValueError(
-            "A unit on a dilated grid has its strides as dilation too: give dilated_strides in "
-            f"place of strides. Received: strides={unit.strides}, dilation={block.dilation}"
+            "A unit with dilation must have its strides as dilation too: give dilated_strides "
+            f"instead of strides. Received: strides={unit.strides}, dilation={block.dilation}"
         )
     if block.dilated_strides > 1 and unit.downsampling != "strided":
         raise ValueError(
-            "Only downsampling='strided' can become dilation: pooled maps have no values in "
-            f"between. Received: downsampling={unit.downsampling!r}, "
+            "Only downsampling='strided' can become dilation; a pooling cannot. "
+            f"Received: downsampling={unit.downsampling!r}, "
             f"dilated_strides={block.dilated_strides}"
         )
 
@@ -87,32 +88,35 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
     """Refuse options of a network's units that are not among the `known` ones.
 
     Raises:
-        ValueError: the message names the nearest ones, or the block that has it.
+        ValueError: the message names the nearest options, or the block that has this
+            option.
     """
     for name in given:
         if name in known:
             continue
-        having = [
-            f"kp.blocks.{kind.__name__}({name}=...)"
-            for kind in blocks.BLOCKS.values()
-            if name in blocks.options_of(kind)
+        suggestions = [
+            f"kp.blocks.{block.__name__}({name}=...)"
+            for block in blocks.BLOCKS.values()
+            if name in blocks.options_of(block)
         ]
-        if having:
+        if suggestions:
             raise ValueError(
                 f"A residual unit has no option {name!r}. It is an option of a block: "
-                f"block={' or '.join(having)}."
+                f"block={' or '.join(suggestions)}."
             )
         raise ValueError(_checks.unknown_option(name, known))
 
 
 def nested(block: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a unit: those of its block and the bias of its gate, which
-    a network takes by name as well, moved into the block and the shortcut.
+    """Return the options of a unit from the options of a network.
+
+    A network also takes the options of a block and the bias of a gate by name. They are
+    moved into the block and the shortcut.
     """
     options = dict(options)
     block = blocks.get(block)
-    own = {name: options.pop(name) for name in blocks.options_of(block) & options.keys()}
+    block_options = {name: options.pop(name) for name in blocks.options_of(block) & options.keys()}
     gate_bias = options.pop("gate_bias", None)
     if gate_bias is not None:
         options["shortcut"] = shortcuts.get(options.get("shortcut", "identity"), gate_bias)
-    return {**options, "block": dataclasses.replace(block, **own)}
+    return {**options, "block": dataclasses.replace(block, **block_options)}

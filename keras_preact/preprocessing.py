@@ -22,7 +22,7 @@ class Preprocessing:
     Args:
         mean, std: One number per channel, in pixel values from 0 to 255.
         size: Height and width of the network's images.
-        resize: Length of the shorter side before the crop. None: no such step.
+        resize: Length of the shorter side before the crop. None: this step is left out.
         crop: `"center"` cuts `size` x `size` pixels from the middle. None: the whole
             image is resized to `size` x `size`.
         interpolation: Method of resizing.
@@ -53,7 +53,7 @@ class Preprocessing:
         for field in ("mean", "std"):
             object.__setattr__(
                 self, field, tuple(map(float, getattr(self, field)))
-            )  # JSON brings lists
+            )  # lists from JSON
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(
                 f"`mean` and `std` must hold one number per channel. Received: mean={self.mean}, "
@@ -68,8 +68,8 @@ class Preprocessing:
         _checks.positive_int(self.resize, "resize")
         if self.crop is None or self.resize < self.size:
             raise ValueError(
-                "`resize` brings the shorter side to a length from which crop='center' can cut "
-                f"`size`. Received: resize={self.resize}, crop={self.crop!r}, size={self.size}"
+                "`resize` needs crop='center' and must be at least `size`. Received: "
+                f"resize={self.resize}, crop={self.crop!r}, size={self.size}"
             )
 
     def normalize(self, images: np.ndarray) -> np.ndarray:
@@ -81,8 +81,8 @@ class Preprocessing:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON can hold them; `Preprocessing(**fields)` is equal
-        to this one.
+        """Return the fields in a form that JSON can hold; `Preprocessing(**fields)` is
+        equal to this one.
         """
         return dataclasses.asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
@@ -92,7 +92,7 @@ class Preprocessing:
 LARGEST_SIZE, SMALLEST_STD = 5.0, 0.1
 #: `SMALLEST_STD` of a network without preprocessing, which may see dark images from 0 to 1.
 _SMALLEST_STD_AS_IS = 0.01
-#: So many images of low contrast are no chance.
+#: With at least this number of images, low contrast is no coincidence.
 _ENOUGH = 8
 _MOST_EXAMPLES, _MOST_VALUES = 64, 2_000_000
 
@@ -130,8 +130,8 @@ class InputRange:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The range that input has: 0 to 255 for pixels, 0 to 1 for pixels divided by
-        255, else two standard deviations around the mean.
+        """The expected range of the input: 0 to 255 for pixels, 0 to 1 for pixels
+        divided by 255, else two standard deviations around the mean.
         """
         mean, std = float(np.mean(self.mean)), float(np.mean(self.std))
         if mean >= 0 and not self.is_plain:
@@ -144,11 +144,13 @@ class InputRange:
     def problem(self, x) -> str | None:
         """Return what is wrong with the range of a batch and what to do, or None.
 
-        Constant images, such as black ones, have no range. Fewer than 8 images of low
-        contrast have none either, unless their values cannot be what is expected.
+        After preprocessing, a root mean square above `LARGEST_SIZE` is always wrong.
+        Else constant images, such as black ones, are accepted. Fewer than 8 images of
+        low contrast are accepted too, unless the network has preprocessing and their
+        values look scaled, like pixels divided by 255.
 
         Args:
-            x: A batch as the network takes it. Its first examples are judged.
+            x: A batch as the network takes it. Only its first examples are checked.
         """
         x = np.asarray(x)
         if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
@@ -156,12 +158,12 @@ class InputRange:
         most = max(_ENOUGH, min(_MOST_EXAMPLES, _MOST_VALUES * len(x) // x.size))
         x = np.moveaxis(x[:most].astype("float32"), self.axis, -1)
         z = (x - np.asarray(self.mean, "float32")) / np.asarray(self.std, "float32")
-        found = wrong_scale(x, z, is_plain=self.is_plain)
-        return None if found is None else self._in_words(x, *found)
+        statistics = wrong_scale(x, z, is_plain=self.is_plain)
+        return None if statistics is None else self._in_words(x, *statistics)
 
     def _in_words(self, x: np.ndarray, mean: float, std: float) -> str:
-        found = (float(x.min()), float(x.max()))
-        values = f"values from {found[0]:.4g} to {found[1]:.4g}"
+        lowest, highest = float(x.min()), float(x.max())
+        values = f"values from {lowest:.4g} to {highest:.4g}"
         after = f"a mean of {mean:.3g} and a standard deviation of {std:.3g}"
         if self.is_plain:
             return (
@@ -171,21 +173,21 @@ class InputRange:
             )
         low, high = self.bounds
         factors = {(255.0, True): "Multiply it by 255", (1.0, False): "Divide it by 255"}
-        first = factors.get((high, found[1] <= 1), "Pass input in that range")
+        remedy = factors.get((high, highest <= 1), "Pass input in that range")
         return (
             f"The input has {values}. This network expects values from {low:.4g} to {high:.4g}: "
-            f"after its preprocessing the input has {after}, instead of about 0 and 1. {first}, "
+            f"after its preprocessing the input has {after}, instead of about 0 and 1. {remedy}, "
             "or build the network with the `mean` and `std` of your images."
         )
 
 
 def wrong_scale(x: np.ndarray, z: np.ndarray, *, is_plain: bool) -> tuple[float, float] | None:
     """Return mean and standard deviation of preprocessed input if they are not near 0
-    and 1; None if they are, or if nothing can be said.
+    and 1; None if they are, or if the batch is not enough to decide.
 
     Args:
         x: A batch, with the channels last.
-        z: The same after preprocessing.
+        z: The same batch after preprocessing.
         is_plain: Whether there is no preprocessing.
     """
     if not np.isfinite(x).all():
@@ -210,7 +212,7 @@ _ASPECT = 32
 def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[int, int]):
     """Resize an image for a network as at evaluation, with TensorFlow operations.
 
-    If `size` differs from that of `preprocessing`, its `resize` is scaled too.
+    If `size` differs from `preprocessing.size`, `preprocessing.resize` is scaled too.
 
     Args:
         image: Tensor `(h, w, c)` of any numeric dtype.
@@ -240,7 +242,7 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
         return tf.cast(tf.image.resize(pixels, extent, method=method, antialias=True), tf.float32)
 
     def whole():
-        # A strip is shortened first: TensorFlow would enlarge it first, and need any memory.
+        # A strip is shortened first. TensorFlow would enlarge it first, which may need any memory.
         shape = tf.shape(image)[:2]
         strip = shape // _ASPECT > tf.reverse(shape, [0])
         return tf.cond(
@@ -257,7 +259,7 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
         ]
         shape = tf.shape(image)[:2]
         scale = tf.reduce_max(box / tf.cast(shape, tf.float32))
-        # Of a strip only the middle is scaled, with the same number of pixels cut off at both ends.
+        # Only the middle of a strip is scaled. The same number of pixels is cut off at both ends.
         needed = tf.cast(tf.math.ceil(_ASPECT * tf.constant(box) / scale), tf.int32)
         kept = tf.minimum(shape, needed + (shape - needed) % 2)
         above, left = tf.unstack((shape - kept) // 2)
@@ -280,8 +282,8 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
 #:
 #: - cifar10, cifar100: mean and std of the training images, as in fb.resnet.torch
 #:   (datasets/cifar10.lua, cifar100.lua).
-#: - imagenet: mean and std as there (datasets/imagenet.lua), times 255; shorter side 256 and centre
-#:   crop of 224, the usual single-crop test.
+#: - imagenet: mean and std of fb.resnet.torch (datasets/imagenet.lua), times 255; shorter side 256
+#:   and centre crop of 224, the usual single-crop test.
 #: - digits: mean and std of scikit-learn's 1,797 digits as `round(pixel * 255 / 16)`.
 PREPROCESSING: Mapping[str, Preprocessing] = MappingProxyType(
     {

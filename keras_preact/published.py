@@ -4,8 +4,8 @@ each, and how to build it here.
 Tables 1, 2, 3 and 5 of arXiv 1603.05027; the rows of its Table 4 that are about this
 paper's networks and not in Table 3; and the rows of 20 to 110 layers of Table 6 of
 arXiv 1512.03385. Rows about other authors' networks are not included. All were checked
-against full-text copies. Numbers that summaries on the web add are not here:
-`bn_only_preactivation` has none.
+against full-text copies. Numbers that only summaries on the web give are left out, so
+`bn_only_preactivation` has no row.
 
 Errors are test errors in percent. A row that the paper prints as "fail", an error over
 20 %, has `error=None`.
@@ -232,8 +232,8 @@ RESULTS: tuple[Result, ...] = tuple(_rows())
 
 
 class ParameterCount(NamedTuple):
-    """Numbers of trainable parameters: all, and those of the convolutions and the
-    classifier.
+    """Numbers of trainable parameters: in all layers, and in the convolutions and the
+    classifier only.
     """
 
     trainable: int
@@ -290,7 +290,8 @@ def to_markdown(rows: str | Iterable[Result]) -> str:
     """Return published rows as a Markdown table.
 
     Args:
-        rows: Such as `results` returns, or the name of a table for all of its rows.
+        rows: Rows, such as `results` returns, or the name of a table for all of its
+            rows.
 
     Raises:
         ValueError: for an unknown name of a table.

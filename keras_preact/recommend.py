@@ -14,16 +14,16 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_preact import _checks, initializers, schedules
 
-#: What the reasons call the guide.
+#: Title of the guide that the reasons refer to.
 GUIDE = "Identity Mappings in Deep Residual Networks: A Comprehensive Guide"
 
 
 class _Training(NamedTuple):
     """Advice for networks of at least `start` weight layers.
 
-    Rates are for SGD with momentum and these batch sizes; for others they are scaled from
-    the last one. `drops` are the shares of the training after which the rate is divided by
-    10; without them it falls along half a cosine.
+    Rates are for SGD with momentum and these batch sizes. For other sizes they are
+    scaled from the last one. `drops` are the shares of the training after which the
+    rate is divided by 10; without them it falls along half a cosine.
     """
 
     start: int
@@ -167,12 +167,12 @@ def recommend(
     Example:
 
     >>> import keras_preact as kp
-    >>> found = kp.recommend(depth=164, batch_size=1024)
-    >>> found.learning_rate, found.warmup_epochs, found.model_options["normalization"]
+    >>> setup = kp.recommend(depth=164, batch_size=1024)
+    >>> setup.learning_rate, setup.warmup_epochs, setup.model_options["normalization"]
     (0.2, 7.5, 'batch')
-    >>> model = kp.models.resnet_cifar(164, **found.model_options, input_shape=(8, 8, 1))
-    >>> schedule = found.schedule(steps_per_epoch=49, epochs=100)
-    >>> optimizer = kp.optimizers.CoupledSGD(schedule, **found.optimizer_options)
+    >>> model = kp.models.resnet_cifar(164, **setup.model_options, input_shape=(8, 8, 1))
+    >>> schedule = setup.schedule(steps_per_epoch=49, epochs=100)
+    >>> optimizer = kp.optimizers.CoupledSGD(schedule, **setup.optimizer_options)
     >>> print(kp.recommend(depth=1001, task="cifar").reasons["kernel_initializer"])
     The paper's networks of every depth start with He's values.
 

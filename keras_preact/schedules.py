@@ -23,7 +23,7 @@ def step_schedule(
 
     Args:
         learning_rate: Rate after the warm-up.
-        drops: Iterations of the drops, rising.
+        drops: Iterations of the drops, in rising order.
         factor: Factor on the rate at a drop.
         warmup_steps: Number of first iterations with `warmup_learning_rate`.
         warmup_learning_rate: Rate of these iterations.
@@ -69,11 +69,11 @@ def cosine_schedule(
 
     Args:
         learning_rate: Highest rate.
-        steps: Total number of iterations, with the warm-up.
+        steps: Total number of iterations, including the warm-up.
         warmup_steps: Number of iterations of the warm-up.
         final_learning_rate: Rate at the end and after it.
-        cycles: Number of half cosines, equally long, each from `learning_rate`: warm
-            restarts.
+        cycles: Number of half cosines (warm restarts). They have the same length, and
+            each starts at `learning_rate`.
 
     Raises:
         ValueError: for a warm-up that is not shorter than the run, and for `cycles`
@@ -88,8 +88,8 @@ def cosine_schedule(
     >>> [round(float(rate(step)), 3) for step in (0, 25, 50, 75, 100)]
     [0.1, 0.05, 0.1, 0.05, 0.0]
 
-    Source: arXiv 1608.03983 (cosine, restarts), arXiv 1706.02677 (warm-up). Not the
-        paper's.
+    Source: arXiv 1608.03983 (cosine, restarts), arXiv 1706.02677 (warm-up). The
+        paper does not use it.
     """
     _check_warmup(warmup_steps, steps)
     _checks.positive_int(cycles, "cycles")
@@ -120,7 +120,7 @@ def linear_schedule(
 
     Args:
         learning_rate: Highest rate.
-        steps: Total number of iterations, with the warm-up.
+        steps: Total number of iterations, including the warm-up.
         warmup_steps: Number of iterations of the warm-up.
         stable_steps: Number of iterations at `learning_rate` before it falls.
         final_learning_rate: Rate at the end and after it.
@@ -137,8 +137,8 @@ def linear_schedule(
     >>> [round(float(rate(step)), 3) for step in (5, 10, 80, 90)]
     [0.05, 0.1, 0.1, 0.05]
 
-    Source: arXiv 1708.07120 (one cycle), arXiv 2404.06395 (warm-up, stable, decay). Not
-        the paper's.
+    Source: arXiv 1708.07120 (one cycle), arXiv 2404.06395 (warm-up, stable, decay). The
+        paper does not use it.
     """
     _check_warmup(warmup_steps, steps)
     if not 0 <= stable_steps < steps - warmup_steps:

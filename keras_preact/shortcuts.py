@@ -1,5 +1,5 @@
-"""h, the shortcut of `x_{l+1} = f(h(x_l) + F(x_l))`: the seven of Table 1, and what a
-change of shape needs.
+"""h, the shortcut of `x_{l+1} = f(h(x_l) + F(x_l))`: the seven shortcuts of Table 1,
+and zero padding for units that change the shape.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,14 @@ from keras_preact.layers import chains, spatial
 
 
 class Shortcut(keras.Layer):
-    """A shortcut: takes `x` and `F(x)`, tensors of one shape, and returns `h(x) +
-    F(x)`.
+    """The base class of shortcuts: takes `x` and `F(x)` and returns `h(x) + F(x)`.
 
-    An instance given to a `ResidualUnit` is a pattern; every unit makes its own copy,
-    with its own weights.
+    `x` and `F(x)` have the same shape, unless the shortcut `projects`.
 
-    A shortcut of your own is a subclass with its own `paths`, registered with
+    A `ResidualUnit` uses the instance that it gets as a template: every unit makes its
+    own copy, with its own weights.
+
+    To add a shortcut, write a subclass with its own `paths` and register it with
     `keras.saving.register_keras_serializable`.
     """
 
@@ -35,7 +36,9 @@ class Shortcut(keras.Layer):
     kernel_initializer: keras.initializers.Initializer | None = None
 
     def at(self, place: str) -> "Shortcut":
-        """Return a new shortcut like this one, with the seeds of a place."""
+        """Return a new shortcut like this one. Its seeds are derived from the seeds of
+        this one and `place`, such as the name of a unit.
+        """
         config = self.get_config()
         if self.kernel_initializer is not None:
             config["kernel_initializer"] = initializers.spawn(self.kernel_initializer, place)
@@ -44,11 +47,11 @@ class Shortcut(keras.Layer):
         return type(self).from_config(config)
 
     def paths(self, x, residual, training=None) -> tuple:
-        """Return the two tensors that are added: through the shortcut, None where there
-        is none, and through the branch.
+        """Return the two tensors that are added: one from the shortcut, or None if
+        there is no shortcut, and one from the branch.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no `paths(x, residual, training=None)`."
+            f"{type(self).__name__} must define `paths(x, residual, training=None)`."
         )
 
     def call(self, x, residual, training=None):
@@ -108,7 +111,7 @@ class ConstantScaling(Shortcut):
 
 
 class _WeightedShortcut(Shortcut):
-    """A shortcut with a 1x1 convolution (on vectors, a dense layer) in it."""
+    """A shortcut with a 1x1 convolution, or for vectors with a dense layer."""
 
     def __init__(
         self, *, normalization="none", kernel_initializer=None, data_format=None, **kwargs
@@ -165,7 +168,7 @@ class _Gating(_WeightedShortcut):
         )
 
     def gate(self, x):
-        """`g(x) = sigmoid(W_g x + b_g)`, of the shape of x, each value in (0, 1)."""
+        """`g(x) = sigmoid(W_g x + b_g)`, with the shape of x and values in (0, 1)."""
         return ops.sigmoid(chains.run_chain(self.transform, x))
 
     def get_config(self):
@@ -177,10 +180,10 @@ class ExclusiveGating(_Gating):
     """`(1 - g(x)) * x + g(x) * F(x)`, as in highway networks.
 
     Args:
-        bias: b_g at the start. The more negative, the more open the shortcut; 0 to -5
-            failed, -6 gave 8.70 %.
-        normalization: Between the gate's convolution and its sigmoid; the paper does
-            not speak of one.
+        bias: Initial value of b_g. A more negative value opens the shortcut further.
+            0 to -5 failed, -6 gave 8.70 %.
+        normalization: Normalisation between the gate's convolution and its sigmoid; the
+            paper mentions none.
 
     Source: Sec. 3.1, Fig. 2 (c) and Table 1.
     """
@@ -195,9 +198,9 @@ class ShortcutOnlyGating(_Gating):
     """`(1 - g(x)) * x + F(x)`.
 
     Args:
-        bias: b_g at the start: 0 gave 12.86 %, -6 gave 6.91 %.
-        normalization: Between the gate's convolution and its sigmoid; the paper does
-            not speak of one.
+        bias: Initial value of b_g: 0 gave 12.86 %, -6 gave 6.91 %.
+        normalization: Normalisation between the gate's convolution and its sigmoid; the
+            paper mentions none.
 
     Source: Sec. 3.1, Fig. 2 (d) and Table 1.
     """
@@ -212,8 +215,8 @@ class Conv1x1(_WeightedShortcut):
     Table 1: 12.22 %).
 
     Args:
-        filters: Channels out; None for as many as come in.
-        strides: Step of the convolution. A unit that changes the shape sets both.
+        filters: Number of output channels. None: the number of input channels.
+        strides: Stride of the convolution. A unit that changes the shape sets both.
         normalization: Normalisation after the convolution; the paper mentions none.
 
     Source: Sec. 3.1, Fig. 2 (e) and Table 1.
@@ -238,8 +241,8 @@ class Conv1x1(_WeightedShortcut):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Dropout(Shortcut):
-    """`dropout(x) + F(x)`: x in training with a share of `rate` set to 0 and the rest
-    scaled by `1 / (1 - rate)`.
+    """`dropout(x) + F(x)`: in training a share of `rate` of x is set to 0 and the rest
+    is multiplied by `1 / (1 - rate)`.
 
     At inference it is the identity. The paper's net failed with a rate of 0.5.
 
@@ -283,8 +286,8 @@ def get(shortcut: str | dict | Shortcut, gate_bias: float | None = None) -> Shor
             have a gate.
 
     Raises:
-        ValueError: for an unknown name (the message holds the nearest ones), or a gate
-            bias where there is no gate.
+        ValueError: for an unknown name (the message holds the nearest ones), or for a
+            gate bias if the shortcut has no gate.
     """
     if isinstance(shortcut, dict):  # from a serialised config
         shortcut = keras.saving.deserialize_keras_object(shortcut)
@@ -298,7 +301,7 @@ def get(shortcut: str | dict | Shortcut, gate_bias: float | None = None) -> Shor
     if not made.gated:
         gated = ", ".join(name for name, row in SHORTCUTS.items() if row.gated)
         raise ValueError(
-            f"`gate_bias` is for a shortcut with a gate: {gated}. Received: "
+            f"`gate_bias` needs a shortcut with a gate: {gated}. Received: "
             f"gate_bias={gate_bias!r}, shortcut={shortcut!r}"
         )
     return type(made).from_config(made.get_config() | {"bias": gate_bias})
@@ -306,12 +309,12 @@ def get(shortcut: str | dict | Shortcut, gate_bias: float | None = None) -> Shor
 
 @keras.saving.register_keras_serializable("keras_preact")
 class ZeroPad(keras.Layer):
-    """Every `strides`-th pixel of x, with zero channels after its own: option A of
-    arXiv 1512.03385, without weights.
+    """Takes every `strides`-th pixel of x and appends channels of zeros: option A of
+    arXiv 1512.03385. It has no weights.
 
     Args:
-        filters: Channels out, at least as many as come in.
-        strides: Step in both directions of an image; vectors have none.
+        filters: Number of output channels, at least the number of input channels.
+        strides: Stride in both directions of an image; vectors have none.
         data_format: `"channels_last"` or `"channels_first"`.
     """
 
@@ -325,8 +328,8 @@ class ZeroPad(keras.Layer):
         channels = input_shape[spatial.channel_axis(self.data_format, len(input_shape))]
         if channels > self.filters:
             raise ValueError(
-                "Zero padding cannot take channels away: use shape_shortcut='projection' for a "
-                f"unit that narrows. Received: {channels} channels in, {self.filters} out"
+                "Zero padding cannot remove channels: use shape_shortcut='projection' for a unit "
+                f"with fewer channels out. Received: {channels} channels in, {self.filters} out"
             )
         self.missing = self.filters - channels
 
@@ -334,9 +337,9 @@ class ZeroPad(keras.Layer):
         first = spatial.channel_axis(self.data_format, x.ndim) == 1
         if x.ndim == 4:
             x = spatial.sampled(x, self.strides, self.data_format)
-        sides = [(0, 0)] * x.ndim
-        sides[1 if first else -1] = (0, self.missing)
-        return ops.pad(x, sides)
+        pad_width = [(0, 0)] * x.ndim
+        pad_width[1 if first else -1] = (0, self.missing)
+        return ops.pad(x, pad_width)
 
     def compute_output_shape(self, input_shape):
         return spatial.strided_shape(input_shape, self.strides, self.data_format, self.filters)

@@ -13,7 +13,8 @@ class SqueezeExcitation(chains.SameShape):
     b_2)`.
 
     Args:
-        reduction: `W_1` has `channels // reduction` outputs, at least one.
+        reduction: Reduction ratio: `W_1` has `channels // reduction` outputs, at least
+            one.
         kernel_initializer: Initialiser of both weights; each draws its own values.
         data_format: `"channels_last"` or `"channels_first"`.
 

@@ -1,5 +1,5 @@
-"""LayerStack and UnitStack: n equal layers, one after the other, as one layer, whose
-cost to compile does not grow with n.
+"""LayerStack and UnitStack: n equal layers, one after the other, as one layer. As a
+scan, it takes no longer to compile for a larger n.
 """
 
 import contextlib
@@ -20,20 +20,23 @@ from keras_preact.layers.spatial import PaddedConv2D
 from keras_preact.units import ResidualUnit, Trace
 
 EXECUTIONS = ("auto", "scan", "loop")
-#: Tensors that are stacked by one operation.
+#: Number of tensors that one operation stacks.
 GROUP = 100
 
 
 @dataclasses.dataclass
 class _Body:
-    """What a stack must not track as its own: the layer that it calls with the values
-    of each of its units in turn.
+    """Hides the template layer from Keras' tracking, which would count its variables as
+    the stack's own. The stack calls this one layer with the weights of each unit in
+    turn.
 
     Args:
-        unit: The layer.
-        stacked: For each variable of `unit`, in order, the values of all units.
+        unit: The template layer.
+        stacked: For each variable of `unit`, in order, the variable that holds its
+            values for all units.
         state: Indices of the variables that change in training without a gradient.
-        weights: Indices of all but the states of seeds, which only training reads.
+        weights: Indices of all variables except the states of seeds, which only
+            training reads.
     """
 
     unit: keras.Layer
@@ -43,7 +46,7 @@ class _Body:
 
 
 class _SeedStates(keras.random.SeedGenerator):
-    """The states of the seed generators at one place of every unit."""
+    """The states that one seed generator has in each of the units."""
 
     def __init__(self, initializer: Callable, state: keras.Variable, shape: tuple):
         self.state = keras.Variable(
@@ -59,36 +62,37 @@ class LayerStack(keras.Layer):
     keras-hub, or your own.
 
     Args:
-        unit: The layer to repeat, as a pattern: it keeps the shape, and is called with
-            one tensor.
-        depth: How many there are.
+        unit: The layer to repeat, as a template. It must keep the shape and take one
+            tensor.
+        depth: Number of units.
         execution: `"scan"`: a loop that the backend compiles once (TensorFlow, JAX).
             `"loop"`: a Python loop, compiled as `depth` layers. `"auto"`: a scan on the
             backends that have one. Weights and checkpoints are the same.
-        remat: Units per segment. Only the segment's input is kept for the gradient; the
-            rest is recomputed. True for 1, False for none. Kept are `depth / remat`
-            inputs and the inside of `remat` units: about `sqrt(depth)` needs the least
-            memory. For bottlenecks it is `sqrt(depth / 5)`.
-        unroll: Units in the body of a scan.
+        remat: Units per segment of rematerialisation. Only the segment's input is kept
+            for the gradient; the rest is recomputed. True for 1, False for none. The
+            memory holds `depth / remat` inputs and the inner values of `remat` units.
+            About `sqrt(depth)` needs the least memory, and `sqrt(depth / 5)` for
+            bottlenecks.
+        unroll: Number of units in the body of a scan.
         **kwargs: `name`, `trainable`. The dtype policy is the unit's.
 
-    Input and output: as the unit's, which are of one shape.
+    Input and output: as for the unit; both have the same shape.
 
     Every unit starts with its own values, drawn by the unit's initialisers, and has its
-    own seeds for dropout. The units' names count on from the name of
+    own seeds for dropout. The numbers in the units' names continue from the name of
     `unit`: `stage1_unit2`, `stage1_unit3`, ... A weight has the same path as in a unit:
     `NAME/branch/conv_1/kernel`, of shape `(depth, 3, 3, channels in, channels out)`.
 
-    The unit computes from its input and its variables alone: it must not keep anything
-    in Python between calls. Regularisers are summed over the units; other losses,
-    metrics and constraints are refused.
+    The unit must compute its output from its input and its variables alone, and keep
+    nothing in Python between calls. Regularisers are summed over the units; other
+    losses, metrics and constraints raise a ValueError.
 
-    On TensorFlow without a GPU a stack asks Keras not to compile with XLA, whose
-    convolution gradients are slow in loops.
+    On TensorFlow without a GPU a stack asks Keras not to compile with XLA, because
+    XLA's convolution gradients are slow in loops.
 
     Raises:
         ValueError: for a layer that changes the shape or breaks these rules, a depth
-            below 1, an execution that the backend does not have.
+            below 1, or an execution that the backend does not have.
 
     Example:
 
@@ -111,8 +115,8 @@ class LayerStack(keras.Layer):
         **kwargs,
     ):
         # a config holds a serialised unit
-        pattern = keras.saving.deserialize_keras_object(unit) if isinstance(unit, dict) else unit
-        self._check_pattern(pattern)
+        template = keras.saving.deserialize_keras_object(unit) if isinstance(unit, dict) else unit
+        self._check_template(template)
         _checks.positive_int(depth, "depth")
         _checks.positive_int(unroll, "unroll")
         _checks.one_of(execution, EXECUTIONS, "execution")
@@ -124,39 +128,39 @@ class LayerStack(keras.Layer):
                 f"There is no scan on {backend}: use execution='loop' or 'auto'. Received: "
                 f"execution={execution!r}"
             )
-        super().__init__(dtype=pattern.dtype_policy, **kwargs)
+        super().__init__(dtype=template.dtype_policy, **kwargs)
         self.depth = depth
         self.execution = execution
         self.remat = remat
         self.unroll = unroll
-        config = pattern.get_config() | {"trainable": True}
-        with keras.StatelessScope(initialize_variables=False):  # they keep their initialisers
-            self._body = _Body(type(pattern).from_config(config))
+        config = template.get_config() | {"trainable": True}
+        with keras.StatelessScope(initialize_variables=False):  # variables keep their initialisers
+            self._body = _Body(type(template).from_config(config))
         if backend == "tensorflow" and not devices.tensorflow_has_gpu():
             # Train step of ResNet-164 on two cores, batch 16, TensorFlow 2.21: 6.6 s as scans with
             # XLA, 0.37 s without.
             self.supports_jit = False
 
-    def _check_pattern(self, pattern: Any) -> None:
-        if not isinstance(pattern, keras.Layer):
-            raise ValueError(f"`unit` must be a Keras layer. Received: unit={pattern!r}")
+    def _check_template(self, template: Any) -> None:
+        if not isinstance(template, keras.Layer):
+            raise ValueError(f"`unit` must be a Keras layer. Received: unit={template!r}")
 
     @classmethod
     def from_units(cls, units: Sequence[keras.Layer], **kwargs) -> "LayerStack":
-        """Return a stack of built layers that follow one another, with their weights
-        and seeds; frozen if they are.
+        """Return a stack with the weights and seeds of built layers, in their order. It
+        is frozen if they are.
 
         Args:
-            units: Layers of one configuration, apart from names and seeds.
+            units: Layers with the same configuration, apart from names and seeds.
             **kwargs: Arguments of the stack.
 
         Raises:
-            ValueError: for units that are not built, that change the shape or whose
-                configurations differ, or if only some are frozen.
+            ValueError: for units that are not built, that change the shape or that have
+                different configurations, or if only some are frozen.
         """
         units = list(units)
         if not units:
-            raise ValueError("A stack has at least one unit. Received: units=[]")
+            raise ValueError("A stack needs at least one unit. Received: units=[]")
         _check_units(units)
         stack = cls(units[0], len(units), **kwargs)
         stack.build((None, *units[0].get_build_config()["input_shape"][1:]))
@@ -166,12 +170,12 @@ class LayerStack(keras.Layer):
     def build(self, input_shape):
         unit = self._body.unit
         with keras.StatelessScope():  # until its end, variables keep their initialisers
-            returned = tuple(self._build_unit(tuple(input_shape)))
+            output_shape = tuple(self._build_unit(tuple(input_shape)))
             initial = [_initializer_of(variable) for variable in unit.variables]
-        if returned != tuple(input_shape):
+        if output_shape != tuple(input_shape):
             raise ValueError(
                 "A unit of a stack must keep the shape. Received: a unit that turns "
-                f"{tuple(input_shape)} into {returned}"
+                f"{tuple(input_shape)} into {output_shape}"
             )
         weights = {id(variable) for variable in unit.weights}
         # lists that Keras tracks
@@ -187,26 +191,27 @@ class LayerStack(keras.Layer):
                 self._seed_states.append(seeds)
                 stacked = seeds.state
             self._body.stacked.append(stacked)
-        self._body.state = [i for i, each in enumerate(unit.variables) if not each.trainable]
-        self._body.weights = [i for i, each in enumerate(unit.variables) if id(each) in weights]
+        self._body.state = [i for i, v in enumerate(unit.variables) if not v.trainable]
+        self._body.weights = [i for i, v in enumerate(unit.variables) if id(v) in weights]
 
     def _build_unit(self, input_shape: tuple) -> tuple:
         """Build the unit and return the shape of its output."""
         return _build_by_call(self._body.unit, input_shape)
 
     def _stack(self, variable: keras.Variable, shape: tuple, initializer: Callable):
-        """Make the weight that holds `variable` for all units, at its place below the
-        stack's name.
+        """Make the weight that holds `variable` for all units. Its path below the
+        stack's name is the path of `variable` below the unit's name.
         """
         if variable.constraint is not None:
             raise ValueError(
-                "A constraint looks at the weight of one unit, but a stack holds the weights of "
-                f"all units in one. Received: {variable.path} with {variable.constraint!r}"
+                "A stack cannot apply a constraint to single units, because one variable holds "
+                "their weights: stack units without constraints. Received: "
+                f"{variable.path} with {variable.constraint!r}"
             )
         *scopes, name = below(self._body.unit, variable).split("/")
-        with contextlib.ExitStack() as place:
+        with contextlib.ExitStack() as name_scopes:
             for scope in scopes:
-                place.enter_context(keras.name_scope(scope))
+                name_scopes.enter_context(keras.name_scope(scope))
             stacked = keras.Variable(
                 initializer,
                 shape,
@@ -231,10 +236,10 @@ class LayerStack(keras.Layer):
 
         Args:
             x: The input of the first unit.
-            perturbations: `(depth, *x.shape)`, what is added to the output of each
-                unit. With zeros, its gradient is the gradient of every unit's output.
+            perturbations: `(depth, *x.shape)`, added to the outputs of the units. With
+                zeros, its gradient is the gradient of every unit's output.
             return_outputs: Whether to return the outputs of all units, `(depth,
-                *x.shape)`; the last one is the stack's.
+                *x.shape)`; the last one is the output of the stack.
             training: Whether to run in training mode.
         """
 
@@ -245,8 +250,8 @@ class LayerStack(keras.Layer):
 
         added = {} if perturbations is None else {"added": ops.cast(perturbations, x.dtype)}
         outputs = [keras.KerasTensor(x.shape, x.dtype)] if return_outputs else []
-        y, seen = self.run(step, x, added, outputs, training=training)
-        return seen[0] if return_outputs else y
+        y, collected = self.run(step, x, added, outputs, training=training)
+        return collected[0] if return_outputs else y
 
     def _apply(self, unit, x, slices: dict, training):
         return unit(x, **_training_of(unit, training))
@@ -254,20 +259,23 @@ class LayerStack(keras.Layer):
     def run(
         self, step: Callable, x, slices: dict | None = None, outputs=(), *, unrolled=False, training
     ):
-        """Run a function of each unit in turn, with that unit's values.
+        """Call a function for each unit in turn, with that unit's weights.
 
         Args:
             step: `(unit, x, slices) -> (next x, a structure of tensors)`.
             x: The first unit's input.
-            slices: Tensors with a leading axis of units: a step gets its slices.
-            outputs: `keras.KerasTensor`s of what a step returns beside the next x.
-            unrolled: Whether to run a Python loop without recomputing, whatever the
-                stack's own execution: a loop that runs once is not worth compiling, and
-                `outputs` may be left out.
+            slices: Tensors with a leading axis of units. A step gets the slices of its
+                unit.
+            outputs: `keras.KerasTensor`s with shape and dtype of the tensors that a
+                step returns in addition to the next x.
+            unrolled: Whether to run a Python loop without recomputing, regardless of
+                the stack's own execution. `outputs` may then be left out. It is for
+                loops that run only once, which are not worth compiling.
             training: Whether to run in training mode.
 
         Returns:
-            The last x, and what the steps returned, with a leading axis of units.
+            The last x, and the tensors that the steps returned, with a leading axis of
+            units.
         """
         unit = self._body.unit
         if unit.trainable != self.trainable:
@@ -278,17 +286,17 @@ class LayerStack(keras.Layer):
         read = range(len(variables)) if training else self._body.weights
         values = {i: ops.convert_to_tensor(self._body.stacked[i]) for i in read}
         for i in state:
-            # on torch variables change in place, and what is recomputed needs the old values
+            # on torch variables change in place, but recomputing needs their old values
             values[i] = ops.copy(values[i])
 
-        def one(x, own):
+        def run_unit(x, slices):
             scope = keras.StatelessScope(
-                [(variables[i], value) for i, value in zip(read, own["values"], strict=True)]
+                [(variables[i], value) for i, value in zip(read, slices["values"], strict=True)]
             )
             with scope:
-                y, seen = step(unit, x, own)
+                y, collected = step(unit, x, slices)
             new = [ops.stop_gradient(scope.get_current_value(variables[i])) for i in state]
-            return y, {"state": new, "seen": seen}
+            return y, {"state": new, "collected": collected}
 
         execution = "loop" if unrolled else self._execution()
         on_slow_path = execution == "scan" and devices.scan_is_slow()
@@ -297,18 +305,18 @@ class LayerStack(keras.Layer):
                 layer.as_products = on_slow_path
         specs = [keras.KerasTensor(variables[i].shape, values[i].dtype) for i in state]
         y, new = loops.repeat(
-            one,
+            run_unit,
             x,
             {"values": [values[i] for i in read], **(slices or {})},
             self.depth,
-            {"state": specs, "seen": outputs},
+            {"state": specs, "collected": outputs},
             execution=execution,
             remat=0 if unrolled else int(self.remat),
             unroll=self.unroll,
         )
         for i, value in zip(state, new["state"], strict=True):
             self._body.stacked[i].assign(value)
-        return y, new["seen"]
+        return y, new["collected"]
 
     def _execution(self) -> str:
         if keras.backend.backend() not in loops.SCAN_BACKENDS:
@@ -324,13 +332,15 @@ class LayerStack(keras.Layer):
 
     @property
     def pattern(self) -> keras.Layer:
-        """The layer that runs with the weights of each unit; its own hold nothing."""
+        """The template layer, which runs with the weights of each unit in turn. Its own
+        variables hold no values.
+        """
         return self._body.unit
 
     @property
     def stacked_variables(self) -> list[tuple[keras.Variable, keras.Variable]]:
-        """Each variable of `pattern` with the one that holds its values for all units,
-        with a leading axis of units.
+        """Pairs of a variable of `pattern` and the stack's variable that holds its
+        values for all units, with a leading axis of units.
         """
         return list(zip(self._body.unit.variables, self._body.stacked, strict=True))
 
@@ -340,30 +350,30 @@ class LayerStack(keras.Layer):
 
     def unit(self, i: int) -> keras.Layer:
         """Return a new layer with the weights and seeds of unit `i`, counted from 0; a
-        negative one counts from the end.
+        negative `i` counts from the end.
         """
         if not -self.depth <= i < self.depth:
             raise IndexError(f"The stack has {self.depth} units. Received: unit({i})")
         self._check_is_built()
         unit = self._new_unit(i % self.depth)
-        for own, stacked in zip(unit.variables, self._body.stacked, strict=True):
-            own.assign(stacked[i])
+        for variable, stacked in zip(unit.variables, self._body.stacked, strict=True):
+            variable.assign(stacked[i])
         return unit
 
     def _new_unit(self, i: int) -> keras.Layer:
-        pattern = self._body.unit
+        template = self._body.unit
         config = {"name": self._name_of(i), "trainable": self.trainable}
-        unit = type(pattern).from_config(pattern.get_config() | config)
+        unit = type(template).from_config(template.get_config() | config)
         _build_by_call(unit, self.get_build_config()["input_shape"])
         return unit
 
     def load_units(self, units: Sequence[keras.Layer]) -> None:
-        """Take over the weights and seeds of built units, one for each of the stack's
-        own, and whether they are trained.
+        """Load the weights and seeds of built units, one for each unit of the stack.
+        The stack is frozen if they are.
 
         Raises:
-            ValueError: for another number of units, or units of another configuration;
-                the stack stays as it is.
+            ValueError: for another number of units, or units of another configuration.
+                The stack is not changed.
         """
         if len(units) != self.depth:
             raise ValueError(f"The stack has {self.depth} units. Received: {len(units)} units")
@@ -372,23 +382,26 @@ class LayerStack(keras.Layer):
         self._check_same(units)
         columns = zip(*(unit.variables for unit in units), strict=True)
         for stacked, column in zip(self._body.stacked, columns, strict=True):
-            stacked.assign(np.stack([ops.convert_to_numpy(each.value) for each in column]))
+            stacked.assign(np.stack([ops.convert_to_numpy(v.value) for v in column]))
         self.trainable = units[0].trainable
 
     def _check_same(self, units: Sequence[keras.Layer]) -> None:
-        own = _structure(self._body.unit)
-        own_shapes = [stacked.shape[1:] for stacked in self._body.stacked]
+        expected = _structure(self._body.unit)
+        expected_shapes = [stacked.shape[1:] for stacked in self._body.stacked]
         for unit in units:
-            other = _structure(unit)
-            keys = [key for key in own if own[key] != other.get(key)]
-            if keys:
-                found = ", ".join(f"{key}={own[key]!r} and {other.get(key)!r}" for key in keys)
+            config = _structure(unit)
+            differences = ", ".join(
+                f"{key}={value!r} and {config.get(key)!r}"
+                for key, value in expected.items()
+                if value != config.get(key)
+            )
+            if differences:
                 raise ValueError(
-                    "The units of a stack must have one configuration. Received: units with "
-                    f"{found}"
+                    "The units of a stack must have the same configuration. Received: units with "
+                    f"{differences}"
                 )
             shapes = [variable.shape for variable in unit.variables]
-            if shapes != own_shapes:
+            if shapes != expected_shapes:
                 raise ValueError(
                     f"A unit of a stack must keep the shape. Received: {unit!r} with weights of "
                     f"shapes {shapes}"
@@ -397,7 +410,7 @@ class LayerStack(keras.Layer):
     def _check_is_built(self) -> None:
         if not self.built:
             raise ValueError(
-                "The stack must be built, such as by a call, before it has weights. Received: "
+                "The stack has no weights yet: build it first, such as by a call. Received: "
                 f"{self!r}"
             )
 
@@ -420,9 +433,9 @@ class UnitStack(LayerStack):
     """Equal residual units, one after the other, as one layer that is compiled once.
 
     Args:
-        unit: A `ResidualUnit` that keeps the shape, as a pattern.
+        unit: A `ResidualUnit` that keeps the shape, as a template.
         depth, execution, remat, unroll: Arguments of `LayerStack`.
-        stochastic_depth: A rate for each unit, in place of the one rate of `unit`.
+        stochastic_depth: A rate for each unit, instead of the one rate of `unit`.
         **kwargs: `name`, `trainable`. The dtype policy is the unit's.
 
     Raises:
@@ -458,13 +471,13 @@ class UnitStack(LayerStack):
         self.stochastic_depth = stochastic_depth
         super().__init__(unit, depth, **kwargs)
 
-    def _check_pattern(self, pattern: Any) -> None:
-        if not isinstance(pattern, ResidualUnit):
-            raise ValueError(f"`unit` must be a ResidualUnit. Received: unit={pattern!r}")
-        if pattern.strides > 1:
+    def _check_template(self, template: Any) -> None:
+        if not isinstance(template, ResidualUnit):
+            raise ValueError(f"`unit` must be a ResidualUnit. Received: unit={template!r}")
+        if template.strides > 1:
             raise ValueError(
                 "A unit of a stack must keep the shape. Received: a unit with "
-                f"strides={pattern.strides}"
+                f"strides={template.strides}"
             )
 
     def _build_unit(self, input_shape: tuple) -> tuple:
@@ -499,20 +512,19 @@ class UnitStack(LayerStack):
         detach_residual=False,
         training=None,
     ):
-        """Return the parts of every unit, in a loop that is not compiled as one.
+        """Run the units in a Python loop and return the parts of each.
 
         Args:
             x: The input of the first unit.
-            look: A function of a unit's `Trace`. It returns what to keep, a structure
-                of tensors; by default everything.
-            perturbations: `(depth, *x.shape)`, what is added to the output of each
-                unit.
-            residual_scale: `(depth,)`, what multiplies F(x) of each unit.
+            look: A function that takes a unit's `Trace` and returns the tensors to
+                keep, as a structure; by default all of them.
+            perturbations: `(depth, *x.shape)`, added to the outputs of the units.
+            residual_scale: `(depth,)`, factors on F(x) of the units.
             detach_residual: See `ResidualUnit.trace`.
             training: Whether to run in training mode.
 
         Returns:
-            What `look` returned for each unit, with a leading axis of units.
+            The tensors that `look` returned, with a leading axis of units.
         """
         x = chains.prepared(self, x)
 
@@ -558,44 +570,48 @@ def _check_rates(rates: Sequence[float], depth: int) -> list[float]:
 
 
 def _initializer_of(variable: keras.Variable) -> Callable:
-    """Return what a variable starts with; a value that it has already is kept."""
+    """Return the initialiser of a variable. If the variable has a value already, the
+    initialiser returns that value.
+    """
     if variable._initializer is not None:
         return variable._initializer
     return lambda shape, dtype=None: ops.copy(variable.value)
 
 
 def _per_unit(initializer: Callable, name_of: Callable[[int], str]) -> Callable:
-    """Return an initialiser that fills a stack of weights with what `initializer` draws
-    for each unit.
+    """Return an initialiser of a stacked weight: `initializer` draws the values of each
+    unit.
     """
 
     def initialize(shape, dtype=None):
-        depth, *own = shape
+        depth, *unit_shape = shape
         is_seeded = isinstance(initializer, keras.initializers.Initializer) and (
             "seed" in initializer.get_config()
         )
         if is_seeded:
             values = [
-                initializers.spawn(initializer, name_of(i))(own, dtype=dtype) for i in range(depth)
+                initializers.spawn(initializer, name_of(i))(unit_shape, dtype=dtype)
+                for i in range(depth)
             ]
         else:
-            values = [initializer(own, dtype=dtype)] * depth
+            values = [initializer(unit_shape, dtype=dtype)] * depth
         return _stacked(values)
 
     return initialize
 
 
 def _stacked(values: Sequence):
-    """Stack tensors in groups. XLA compiles one operation with n operands in time n^2:
-    26 s for 4,000, in groups 0.2 s. No NumPy: JAX may trace it, to find a shape.
+    """Stack tensors in groups. XLA's time to compile one operation with n operands
+    grows with n^2: 26 s for 4,000, 0.2 s in groups. JAX may trace this function to find
+    a shape, so it does not use NumPy.
     """
     groups = [ops.stack(values[i : i + GROUP]) for i in range(0, len(values), GROUP)]
     return ops.concatenate(groups)
 
 
 def _seeds_per_unit(initializer: Callable, name_of: Callable[[int], str]) -> Callable:
-    """As `_per_unit`, for the states of a seed generator: the seed, and how often it
-    was used.
+    """Return an initialiser of stacked states of a seed generator. The state of each
+    unit is a seed of its own and 0, the number of times that it was used.
     """
 
     def initialize(shape, dtype=None):
@@ -628,15 +644,15 @@ def _build_by_call(unit: keras.Layer, input_shape: tuple) -> tuple:
 
 
 def _structure(unit: keras.Layer) -> dict:
-    """Return the configuration of a unit without what may differ in a stack: its name,
-    how its weights start, its rate of stochastic depth.
+    """Return the configuration of a unit without the options that may differ between
+    the units of a stack: names, initialisers, seeds and rates of stochastic depth.
     """
-    own = ("name", "trainable", "kernel_initializer", "bias_initializer", "seed")
-    config = {key: value for key, value in unit.get_config().items() if key not in own}
+    may_differ = ("name", "trainable", "kernel_initializer", "bias_initializer", "seed")
+    config = {key: value for key, value in unit.get_config().items() if key not in may_differ}
     if not isinstance(unit, ResidualUnit):
         return config
     shortcut = config["shortcut"]
-    settings = {key: value for key, value in shortcut["config"].items() if key not in own}
+    settings = {key: value for key, value in shortcut["config"].items() if key not in may_differ}
     return config | {
         "shortcut": (shortcut["class_name"], settings),
         "stochastic_depth": unit.stochastic_depth is not None,
@@ -646,15 +662,12 @@ def _structure(unit: keras.Layer) -> dict:
 def _check_units(units: Sequence[keras.Layer]) -> None:
     for unit in units:
         if not isinstance(unit, keras.Layer) or not unit.built:
-            raise ValueError(f"`units` must be built. Received: {unit!r}")
+            raise ValueError(f"`units` must be built Keras layers. Received: {unit!r}")
     check_frozen_together({unit.name: unit.trainable for unit in units})
 
 
 def check_frozen_together(trained: Mapping[str, bool]) -> None:
-    """Refuse units of a stack, by name, if some are trained and others are not."""
+    """Check that units of a stack, by name, are all trained or all frozen."""
     if len(set(trained.values())) > 1:
         frozen = ", ".join(name for name in trained if not trained[name])
-        raise ValueError(
-            f"The units of a stack are frozen together or not at all. Received: {frozen} frozen "
-            "alone"
-        )
+        raise ValueError(f"Freeze all units of a stack, or none. Received: only {frozen} frozen")

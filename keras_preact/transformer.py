@@ -1,6 +1,4 @@
-"""TransformerUnit: a transformer's layer, which is two residual units, one after the
-other.
-"""
+"""TransformerUnit: a layer of a transformer, made of two residual units."""
 
 import keras
 
@@ -12,8 +10,8 @@ from keras_preact.units import ResidualUnit
 
 @keras.saving.register_keras_serializable("keras_preact")
 class TransformerUnit(chains.SameShape):
-    """A layer of a transformer: `x + Attention(LN(x))`, then `x + MLP(LN(x))`; two
-    `ResidualUnit`s.
+    """A layer of a transformer, made of two `ResidualUnit`s: `x + Attention(LN(x))`,
+    then `x + MLP(LN(x))`.
 
     Args:
         width: Features of a token.
@@ -23,16 +21,17 @@ class TransformerUnit(chains.SameShape):
             `Arrangement`.
         mlp: `"swiglu"` (arXiv 2002.05202), or the activation of an MLP of two dense
             layers.
-        hidden: Width inside the MLP. None: `4 * width`, with `"swiglu"` 8/3 of it,
-            rounded up to a multiple of 8.
+        hidden: Width inside the MLP. None: `4 * width`; with `"swiglu"` it is
+            `8/3 * width`, rounded up to a multiple of 8.
         normalization: `"layer"`, `"rms"`, or any other of `ResidualUnit`.
-        dropout: Rate of the dropout on both branches, at their ends.
+        dropout: Rate of the dropout at the end of both branches.
         stochastic_depth: Rate at which each branch is dropped, see `ResidualUnit`;
             attention and MLP are dropped independently.
         causal: Whether a token sees only itself and the tokens before it.
         use_bias: Whether the dense layers have a bias.
-        bias_initializer, kernel_initializer: See `ResidualUnit`. None: Glorot's normal,
-            as in arXiv 2002.04745.
+        bias_initializer, kernel_initializer: See `ResidualUnit`. Without
+            `kernel_initializer` the kernels start with Glorot's normal, as in arXiv
+            2002.04745.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Attributes:
@@ -111,7 +110,7 @@ class TransformerUnit(chains.SameShape):
     def build(self, input_shape):
         if input_shape[-1] != self.attention.filters:
             raise ValueError(
-                "A token has as many features as the unit is wide, "
+                "A token must have as many features as the unit's width, "
                 f"{self.attention.filters}. Received: an input of shape "
                 f"{tuple(input_shape)}"
             )

@@ -20,49 +20,52 @@ class ResidualUnit(keras.Layer):
         filters: Width of the unit's 3x3 convolution (or dense layers). A bottleneck
             returns `4 * filters` channels, any other block `filters`.
         block: The weights of F: a name from `kp.BLOCKS` or an object with options, such
-            as `kp.blocks.Bottleneck(groups=32, base_width=4)`. `"basic"` (3x3, 3x3),
-            `"bottleneck"` (1x1, 3x3, 1x1), `"single"` (one 3x3: the 1-layer skip of
-            Table 3) and `"dense"` (two dense layers, for vectors); for a transformer
-            `"attention"`, `"mlp"` and `"swiglu"`, with the arrangements `"pre_norm"`
-            and `"post_norm"`, and a normalisation other than `"batch"`.
-        strides: Step of the unit; above 1 it changes the shape.
-        arrangement: Where normalisation and activation are: a name from
+            as `kp.blocks.Bottleneck(groups=32, base_width=4)`. The names are `"basic"`
+            (3x3, 3x3), `"bottleneck"` (1x1, 3x3, 1x1), `"single"` (one 3x3: the 1-layer
+            skip of Table 3) and `"dense"` (two dense layers, for vectors). For a
+            transformer they are `"attention"`, `"mlp"` and `"swiglu"`; use these with
+            the arrangements `"pre_norm"` and `"post_norm"`, and a normalisation other
+            than `"batch"`.
+        strides: Stride of the unit; above 1 it changes the shape.
+        arrangement: Order of normalisation, activation and weights: a name from
             `kp.ARRANGEMENTS` or `kp.arrangements.TRANSFORMER_ARRANGEMENTS`, or an
             `Arrangement`.
         shortcut: h: a name from `kp.SHORTCUTS`, or an object such as
             `kp.shortcuts.ConstantScaling(0.5, 0.5)`.
-        shape_shortcut: How x is made to fit if the unit changes the shape:
+        shape_shortcut: How x gets the shape of F(x) if the unit changes the shape:
             `"projection"` (1x1 convolution), `"zero_pad"` (option A), or `"auto"`, a
-            projection. h then acts on its result; the shortcut `"conv1x1"` is its own
-            projection.
+            projection. h is then applied to the result; the shortcut `"conv1x1"` is its
+            own projection.
         activate_shape_shortcut: Whether the path that changes the shape starts from the
             activated input, as the branch does (appendix), or from the raw one. A unit
             that keeps the shape always takes the raw x.
         downsampling: How strides above 1 shrink the map: a name from
-            `kp.downsampling.DOWNSAMPLINGS`. `"strided"` convolutions; `"average"`
-            pooling before the projection (ResNet-D); `"blur"` (anti-aliased); `"max"`,
-            which convolves every pixel and takes the largest of 2 x 2, on both paths.
+            `kp.downsampling.DOWNSAMPLINGS`. `"strided"`: strided convolutions.
+            `"average"`: average pooling before the projection (ResNet-D). `"blur"`:
+            anti-aliased. `"max"`: max pooling over 2 x 2 pixels on both paths; the
+            convolution in the branch runs at every pixel before it.
         normalization: `"batch"`, `"layer"`, `"group"`, `"rms"`, `"none"`, or a Keras
-            layer as a pattern, such as
+            layer as a template, such as
             `keras.layers.BatchNormalization(momentum=0.99)`.
-        activation: Any Keras activation; `"swiglu"` has its own, silu.
+        activation: Any Keras activation; the block `"swiglu"` has its own, silu.
         dropout: Rate of the dropout on the branch; 0 for none.
         dropout_at: `"between_weights"`, after the activation and before each weight but
             the first (wide residual networks), or `"before_addition"`, at the end of F.
-        stochastic_depth: Share of the examples for which F is left out in training
-            (arXiv 1603.09382); the others' F is divided by `1 - stochastic_depth`. At
-            inference F is unchanged. None for none.
+        stochastic_depth: Probability that F is dropped for an example in training
+            (arXiv 1603.09382). If F is kept, it is divided by `1 - stochastic_depth`.
+            At inference F is unchanged. None: no stochastic depth.
         use_bias: Whether the weights of the branch and the projection have a bias;
-            `"unless_norm"`: those without a normalisation right after them.
+            `"unless_norm"`: only weights without a normalisation right after them.
         bias_initializer: Initialiser of these biases; each draws its own values.
         kernel_initializer: Initialiser of all kernels; each weight draws its own
-            values. None: He with fan_out, as released.
-        zero_init_last: Whether F starts at 0, and so the unit as its shortcut: gamma of
-            the normalisation at the end of F, or without one, as in pre-activation, the
-            last kernel of F (arXiv 1706.02677, Sec. 5.1).
+            values. None: He with fan_out, as in the released code.
+        zero_init_last: Whether F starts at 0, so that the unit starts as its shortcut.
+            The gamma of the normalisation at the end of F starts at 0. If there is no
+            such normalisation, as in pre-activation, the last kernel of F does (arXiv
+            1706.02677, Sec. 5.1).
         data_format: `"channels_last"` or `"channels_first"`; None for Keras' setting.
-        name, dtype, trainable: Keras' arguments of every layer; dtype is a policy such as
-            `"mixed_bfloat16"`.
+        name, dtype, trainable: Arguments of every Keras layer; dtype is a policy such
+            as `"mixed_bfloat16"`.
 
     Input: `(batch, height, width, channels)`; `(batch, ..., features)` for dense
         blocks; `(batch, tokens, features)` for attention.
@@ -71,16 +74,16 @@ class ResidualUnit(keras.Layer):
         `filters * expansion` channels.
 
     A weight's path says where it is: `branch/conv_1/kernel`, `branch/norm_1/gamma`
-    (norm_0 before the first weight, norm_i after the i-th), `after_addition/norm/gamma`,
-    `shortcut/conv/kernel`, `gate/conv/bias`, `projection/conv/kernel`; for vectors and
-    tokens `branch/dense_1/kernel`, `branch/attention_1/query/kernel` (and `key`,
-    `value`, `output`), `branch/gated_1/dense_1/kernel` and, for its gate,
-    `branch/gated_1/gate_1/kernel`. Weights of equal meaning have equal names in every
-    arrangement.
+    (norm_0 before the first weight, norm_i after the i-th),
+    `after_addition/norm/gamma`, `shortcut/conv/kernel`, `gate/conv/bias`,
+    `projection/conv/kernel`. Units for vectors and tokens have `branch/dense_1/kernel`,
+    `branch/attention_1/query/kernel` (and `key`, `value`, `output`),
+    `branch/gated_1/dense_1/kernel` and, for its gate, `branch/gated_1/gate_1/kernel`.
+    Weights with the same meaning have the same names in every arrangement.
 
     Raises:
         ValueError: for unknown names (with the nearest ones), options that contradict
-            each other, an input that does not fit.
+            each other, or an input that does not fit.
 
     Example:
 
@@ -100,8 +103,9 @@ class ResidualUnit(keras.Layer):
 
         Args:
             x: x_l.
-            drop_rate: A scalar in place of `stochastic_depth`, if that is not None.
-            residual_scale: A scalar that multiplies F(x_l); 0 leaves the shortcut.
+            drop_rate: A scalar that replaces `stochastic_depth`, if that is not None.
+            residual_scale: A scalar that multiplies F(x_l). With 0 only the shortcut is
+                left.
             detach_residual: Whether gradients flow through the shortcut alone.
             training: Whether the unit is in training, as for every Keras layer.
         """
@@ -201,14 +205,17 @@ class ResidualUnit(keras.Layer):
         }
 
     def at(self, name: str, **changes: Any) -> "ResidualUnit":
-        """Return a new unit like this one for another place in a network.
+        """Return a new unit with the arguments of this one, for another place in a
+        network.
 
         Args:
-            name: Its name. If initialisers and dropout are seeded, its seeds follow
-                from theirs and this name.
+            name: Name of the new unit. If initialisers and the dropout of the shortcut
+                have seeds, the seeds of the new unit are derived from these and its
+                name.
             **changes: Arguments that differ, such as `strides=1`.
 
-        Two units made with one seeded initialiser start alike unless `at` made them.
+        Two units with the same seeded initialiser start with the same values, unless
+        `at` made them.
         """
         config = self.get_config() | {
             "name": name,
@@ -228,10 +235,12 @@ class ResidualUnit(keras.Layer):
 
     def build(self, input_shape):
         axis, channels = self._check_input(input_shape)
-        given = self._shortcut_like()
+        template = self._shortcut_like()
         dilated = getattr(self.block, "dilated_strides", 1)
         changes_shape = self.strides * dilated > 1 or channels != self.channels_out
-        shortcut_projects = changes_shape and given.projects and self.shape_shortcut != "zero_pad"
+        shortcut_projects = (
+            changes_shape and template.projects and self.shape_shortcut != "zero_pad"
+        )
         self._activate_both = changes_shape and self.activate_shape_shortcut
 
         # F
@@ -244,10 +253,10 @@ class ResidualUnit(keras.Layer):
             if self.stochastic_depth is not None:
                 self.drop = chains.StochasticDepth(self.stochastic_depth, dtype=self.dtype_policy)
 
-        # h, after what makes x fit
+        # h, after the layers that give x the shape of F(x)
         with keras.name_scope("projection"):
             strides, shape_change = self.strides, []
-            if changes_shape and given.reads_input:
+            if changes_shape and template.reads_input:
                 shape_change = self._pooling("projection")
                 strides = 1 if shape_change else strides
                 if not shortcut_projects:
@@ -255,8 +264,8 @@ class ResidualUnit(keras.Layer):
             self.shape_change = shape_change
             fitted = chains.build_chain(self.shape_change, input_shape)
         self.shortcut = self._shortcut_like(
-            name=given.place,
-            kernel_initializer=given.kernel_initializer or self._kernel("shortcut"),
+            name=template.place,
+            kernel_initializer=template.kernel_initializer or self._kernel("shortcut"),
             data_format=self.data_format,
             dtype=self.dtype_policy,
             **({"filters": self.channels_out, "strides": strides} if shortcut_projects else {}),
@@ -270,7 +279,7 @@ class ResidualUnit(keras.Layer):
             )
             chains.build_chain(self.after_addition, shape)
         if not self.trainable:
-            # made just now, they follow the unit: a frozen norm keeps its moving statistics
+            # new layers are trainable, but a frozen norm must keep its moving statistics
             for layer in self._flatten_layers(include_self=False):
                 layer.trainable = False
 
@@ -286,7 +295,7 @@ class ResidualUnit(keras.Layer):
         return axis, shape[axis]
 
     def _rest(self, axis: int) -> list[keras.Layer]:
-        """Return F from its first weight on."""
+        """Return the layers of F from its first weight to its end."""
         block, arrangement = self.block, self.arrangement
         widths = block.channels(self.filters)
         last = len(widths)
@@ -299,7 +308,7 @@ class ResidualUnit(keras.Layer):
             gamma = "zeros" if starts_at_zero else None
             after = self.components(names, axis, channels, f"{{}}_{i}", gamma_initializer=gamma)
             settings: dict = {"use_bias": self.has_bias(after)}
-            if starts_at_zero and not any(hasattr(each, "gamma_initializer") for each in after):
+            if starts_at_zero and not any(hasattr(layer, "gamma_initializer") for layer in after):
                 settings["kernel_initializer"] = keras.initializers.Zeros()
             pooling, blur = [], []
             if i - 1 == block.strided:
@@ -336,7 +345,7 @@ class ResidualUnit(keras.Layer):
         return [keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy)]
 
     def _fit(self, axis: int, strides: int) -> list[keras.Layer]:
-        """Return the layers that make x fit F(x)."""
+        """Return the layers that give x the shape of F(x)."""
         if self.shape_shortcut == "zero_pad":
             settings: dict = {"name": "zero_pad", "dtype": self.dtype_policy}
             return [shortcuts.ZeroPad(self.channels_out, strides, self.data_format, **settings)]
@@ -368,21 +377,21 @@ class ResidualUnit(keras.Layer):
     def components(
         self, names, axis: int, channels: int, name: str = "{}", *, gamma_initializer=None
     ) -> list[keras.Layer]:
-        """Make components of an arrangement, as this unit has them.
+        """Make components of an arrangement, with the options of this unit.
 
         Args:
-            names: Their names, such as `("norm", "activation")`.
+            names: Names of the components, such as `("norm", "activation")`.
             axis: Axis of the channels.
-            channels: Their number.
+            channels: Number of channels.
             name: Name of each layer, with `{}` for the name of the component.
-            gamma_initializer: Initialiser of the normalisations, those that have one;
-                None for their own.
+            gamma_initializer: Initialiser of gamma, for the normalisations that have
+                one; None for their own.
         """
         layers: list[keras.Layer] = []
         names = tuple(names)
         for i, component in enumerate(names):
-            called = name.format(component) + "_again" * names[:i].count(component)
-            settings: dict = {"name": called, "dtype": self.dtype_policy}
+            layer_name = name.format(component) + "_again" * names[:i].count(component)
+            settings: dict = {"name": layer_name, "dtype": self.dtype_policy}
             if component == "norm":
                 layers += chains.normalization(
                     self.normalization,
@@ -401,17 +410,17 @@ class ResidualUnit(keras.Layer):
         return layers
 
     def has_bias(self, after: list[keras.Layer]) -> bool:
-        """Whether a weight has a bias with the layers of `after` after it."""
+        """Whether a weight has a bias if the layers of `after` follow it."""
         if self.use_bias == options.UNLESS_NORM:
             return not (after and chains.is_norm(after[0]))
         return bool(self.use_bias)
 
 
 class Trace(NamedTuple):
-    """The parts of a residual unit on an input, by the paper's names.
+    """The parts of a residual unit for one input, with the paper's names.
 
     Attributes:
-        activated: What the first weight of F reads.
+        activated: Input of the first weight of F.
         shortcut: What the shortcut adds, h(x_l); None in a plain network.
         residual: What the branch adds, F(x_l).
         sum: h(x_l) + F(x_l).

@@ -1,4 +1,4 @@
-"""An optimizer around another one, for what happens before and after its updates."""
+"""An optimizer that wraps another one, to act before and after its updates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,27 +7,28 @@ import keras
 
 
 class WrappedOptimizer(keras.optimizers.Optimizer):
-    """An optimizer that is another one in everything but its class.
+    """An optimizer that passes everything on to another one.
 
     Subclasses override `apply` and, for JAX, `stateless_apply`. Keras' own
     `LossScaleOptimizer` is such a wrapper with variables of its own. This one has none:
-    what a callback reads or sets, and what Keras builds and saves, is the wrapped
-    optimizer's. So a model can get it in the middle of training, and a file that is
-    saved meanwhile loads without it.
+    callbacks read and set the attributes of the wrapped optimizer, and Keras builds and
+    saves the wrapped optimizer. So a model can get the wrapper in the middle of
+    training, and a file that is saved meanwhile loads without it.
 
     Args:
         optimizer: The optimizer that does the work.
 
     Attributes:
-        __wrapped__: That optimizer. Keras does not save attributes of such names.
+        __wrapped__: The wrapped optimizer. Keras does not save attributes with such
+            names.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer):
-        # not Keras' __init__, which makes variables
+        # Keras' __init__ is not called, because it makes variables
         object.__setattr__(self, "__wrapped__", optimizer)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":  # of a copy that is being made
+        if name == "__wrapped__":  # while a copy is made, it is not set yet
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 

@@ -397,7 +397,7 @@ WRONG = [
     (lambda: stack_units(activation="gelu"), "'relu' and 'gelu'"),
     (lambda: stack_units(normalization="layer"), "'batch' and 'layer'"),
     (lambda: stack_units(dtype="mixed_bfloat16"), "dtype="),
-    (partly_frozen, "frozen together or not at all"),
+    (partly_frozen, "Freeze all units of a stack, or none"),
     (lambda: stack().unit(0), "built"),
 ]
 
