@@ -1,4 +1,4 @@
-"""Film the command line: `pip install pyte`, then `python docs/film.py` runs the commands of
+"""Film the command line: `pip install pyte`, then `python docs/hooks/film.py` runs the commands of
 `COMMANDS` in a terminal and writes docs/pictures/film.svg. Pauses of more than `LONGEST`
 seconds are cut to that; everything else is as it was shown.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pyte
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "keras-preact train digits --epochs 12 --output runs/digits",
     "keras-preact evaluate runs/digits",
