@@ -71,6 +71,12 @@ class Block:
         """
         raise NotImplementedError
 
+    def zeros(self) -> dict[str, Any]:
+        """Return the settings of `weight` with which the last weight returns zeros at
+        the start and has a gradient.
+        """
+        return {"kernel_initializer": keras.initializers.Zeros()}
+
     def projection(self, channels: int, *, strides: int, **settings: Any) -> keras.Layer:
         """Make the weight of a shortcut that changes the shape, with the name `conv` or
         `dense`.
@@ -338,6 +344,10 @@ class Attention(Features):
                 f"Received: filters={filters}, num_heads={self.num_heads}"
             )
         return (filters,)
+
+    def zeros(self) -> dict[str, Any]:
+        # zeros in the value's kernel as well would leave both without a gradient
+        return {"output_initializer": keras.initializers.Zeros()}
 
     def weight(self, index: int, channels: int, **settings: Any) -> keras.Layer:
         del settings["data_format"]

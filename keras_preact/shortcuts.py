@@ -167,9 +167,9 @@ class _Gating(_WeightedShortcut):
             input_shape, bias_initializer=keras.initializers.Constant(self.bias), use_bias=True
         )
 
-    def gate(self, x):
+    def gate(self, x, training=None):
         """`g(x) = sigmoid(W_g x + b_g)`, with the shape of x and values in (0, 1)."""
-        return ops.sigmoid(chains.run_chain(self.transform, x))
+        return ops.sigmoid(chains.run_chain(self.transform, x, training))
 
     def get_config(self):
         return super().get_config() | {"bias": self.bias}
@@ -189,7 +189,7 @@ class ExclusiveGating(_Gating):
     """
 
     def paths(self, x, residual, training=None):
-        gate = self.gate(x)
+        gate = self.gate(x, training)
         return (1 - gate) * x, gate * residual
 
 
@@ -206,7 +206,7 @@ class ShortcutOnlyGating(_Gating):
     """
 
     def paths(self, x, residual, training=None):
-        return (1 - self.gate(x)) * x, residual
+        return (1 - self.gate(x, training)) * x, residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -233,7 +233,7 @@ class Conv1x1(_WeightedShortcut):
         self._build_weight(input_shape, self.filters, self.strides, use_bias=False)
 
     def paths(self, x, residual, training=None):
-        return chains.run_chain(self.transform, x), residual
+        return chains.run_chain(self.transform, x, training), residual
 
     def get_config(self):
         return super().get_config() | {"filters": self.filters, "strides": self.strides}

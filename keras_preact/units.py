@@ -61,8 +61,8 @@ class ResidualUnit(keras.Layer):
             values. None: He with fan_out, as in the released code.
         zero_init_last: Whether F starts at 0, so that the unit starts as its shortcut.
             The gamma of the normalisation at the end of F starts at 0. If there is no
-            such normalisation, as in pre-activation, the last kernel of F does (arXiv
-            1706.02677, Sec. 5.1).
+            such gamma, as in pre-activation, the last kernel of F does; for attention
+            it is the kernel after the heads (arXiv 1706.02677, Sec. 5.1).
         data_format: `"channels_last"` or `"channels_first"`; None for Keras' setting.
         name, dtype, trainable: Arguments of every Keras layer; dtype is a policy such
             as `"mixed_bfloat16"`.
@@ -120,6 +120,7 @@ class ResidualUnit(keras.Layer):
             residual = residual * ops.cast(residual_scale, residual.dtype)
         fitting = activated if self._activate_both else x
         fitted = chains.run_chain(self.shape_change, fitting, training)
+        # gates and constant scaling also change the residual
         shortcut, residual = self.shortcut.paths(fitted, residual, training)
         total = shortcuts.add(shortcut, residual)
         output = chains.run_chain(self.after_addition, total, training)
@@ -279,7 +280,7 @@ class ResidualUnit(keras.Layer):
             )
             chains.build_chain(self.after_addition, shape)
         if not self.trainable:
-            # new layers are trainable, but a frozen norm must keep its moving statistics
+            # layers made after `__init__` are trainable, but a frozen norm must keep its statistics
             for layer in self._flatten_layers(include_self=False):
                 layer.trainable = False
 
@@ -308,8 +309,8 @@ class ResidualUnit(keras.Layer):
             gamma = "zeros" if starts_at_zero else None
             after = self.components(names, axis, channels, f"{{}}_{i}", gamma_initializer=gamma)
             settings: dict = {"use_bias": self.has_bias(after)}
-            if starts_at_zero and not any(hasattr(layer, "gamma_initializer") for layer in after):
-                settings["kernel_initializer"] = keras.initializers.Zeros()
+            if starts_at_zero and not any(map(chains.has_gamma, after)):
+                settings |= block.zeros()
             pooling, blur = [], []
             if i - 1 == block.strided:
                 pooling, blur = self._pooling("weight"), self._pooling("branch")

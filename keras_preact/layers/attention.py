@@ -22,6 +22,8 @@ class SelfAttention(keras.Layer):
         use_bias, kernel_initializer, bias_initializer: Arguments of the four dense
             layers; each layer draws its own values. The layers of query, key and value
             are the first weight of the branch, the layer after the heads is the last.
+        output_initializer: Initialiser of the kernel after the heads, instead of
+            `kernel_initializer`.
 
     Input: `(batch, tokens, features)`, output: `(batch, tokens, filters)`.
 
@@ -37,6 +39,7 @@ class SelfAttention(keras.Layer):
         use_bias,
         kernel_initializer,
         bias_initializer,
+        output_initializer=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -44,20 +47,21 @@ class SelfAttention(keras.Layer):
         self.num_heads = num_heads
         self.causal = causal
 
-        def projection(name: str, index: int) -> keras.layers.Dense:
+        def projection(name: str, index: int, initializer=None) -> keras.layers.Dense:
+            if initializer is None:
+                own = initializers.spawn(kernel_initializer, name)
+                initializer = initializers.of_branch(own, index, 2)
             return keras.layers.Dense(
                 filters,
                 use_bias=use_bias,
-                kernel_initializer=initializers.of_branch(
-                    initializers.spawn(kernel_initializer, name), index, 2
-                ),
+                kernel_initializer=initializer,
                 bias_initializer=initializers.spawn(bias_initializer, name),
                 name=name,
                 dtype=self.dtype_policy,
             )
 
         self.heads_in = [projection(name, 1) for name in ("query", "key", "value")]
-        self.heads_out = projection("output", 2)
+        self.heads_out = projection("output", 2, output_initializer)
 
     def build(self, input_shape):
         for layer in self.heads_in:

@@ -148,6 +148,11 @@ OVER_AXIS_1: dict[type, type] = {
 FASTER: dict[type, type] = {keras.layers.BatchNormalization: BatchNormalization}
 
 
+def has_gamma(layer: keras.Layer) -> bool:
+    """Whether a normalisation has a gamma whose initial value can be set."""
+    return hasattr(layer, "gamma_initializer") and getattr(layer, "scale", True)
+
+
 def like(layer: keras.Layer) -> Callable[..., keras.Layer]:
     """Return a function that makes layers like this one, with changed settings. It
     ignores settings that are None or not in the layer's config.

@@ -136,6 +136,49 @@ def test_zeros_at_the_end_of_the_branch(arrangement, block, normalization):
     assert np.abs(gradients[zeros[0]]).max() > 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block": kp.blocks.Attention(num_heads=2), "normalization": "layer"},
+        {
+            "block": "dense",
+            "arrangement": "original",
+            "normalization": keras.layers.BatchNormalization(scale=False),
+        },
+    ],
+    ids=["attention", "no gamma"],
+)
+def test_zeros_at_the_end_of_other_branches(options):
+    """Only the last kernel is zero, so it has a gradient."""
+    options = {"arrangement": "pre_norm"} | options
+    unit = kp.ResidualUnit(4, zero_init_last=True, **options)
+    x = np.abs(harness.images(3, 5, 4))
+    harness.close(harness.numpy(unit(x)), x, 1e-6)
+    zeros = {
+        path
+        for path, value in harness.weights(unit).items()
+        if path.endswith("kernel") and not value.any()
+    }
+    last = "attention_1/output" if options["normalization"] == "layer" else "dense_2"
+    assert zeros == {f"branch/{last}/kernel"}
+    cotangent = np.cos(np.arange(x.size, dtype="float32")).reshape(x.shape)
+    _, _, gradients = harness.value_and_grad(unit, x, cotangent)
+    assert np.abs(gradients[f"branch/{last}/kernel"]).max() > 0
+
+
+@pytest.mark.parametrize("shortcut", ["conv1x1", "exclusive_gating", "shortcut_only_gating"])
+def test_a_trace_in_training_normalises_in_the_shortcut_as_a_call(shortcut):
+    shortcut = kp.shortcuts.get(shortcut)
+    options = shortcut.get_config() | {"normalization": "batch", "name": None}
+    unit = harness.unit_of(4, shortcut=type(shortcut).from_config(options))
+    x = harness.images(3, 5, 5, 4)
+    unit.build(x.shape)
+    harness.randomize(unit)
+    called = harness.numpy(unit(x, training=True))
+    harness.close(harness.numpy(unit.trace(x, training=True).output), called, 1e-6)
+    assert np.abs(called - harness.numpy(unit(x))).max() > 0.1
+
+
 ALL_CONVS = {"branch/conv_1", "branch/conv_2", "branch/conv_3", "projection/conv"}
 
 
