@@ -126,7 +126,8 @@ def _loop(step: Step, carry, stacked: list, length: int, outputs: Sequence):
     for i in range(length):
         carry, output = step(carry, [row[i] for row in rows])
         results.append(output)
-    return carry, [ops.stack(column) for column in zip(*results, strict=True)]
+    columns = zip(*results, strict=True)
+    return carry, [None if column[0] is None else ops.stack(column) for column in columns]
 
 
 def _unstack(tensor, length: int) -> list:

@@ -292,6 +292,14 @@ def test_stochastic_depth():
     assert (unit.built, unit.stochastic_depth) == (False, 0.6)  # the template does not change
 
 
+@pytest.mark.backend
+def test_the_parts_of_units_without_a_shortcut():
+    stack = random_stack(3, RANDOM | {"shortcut": "none"})
+    trace = stack.trace(harness.images(*IMAGES))
+    assert trace.shortcut is None
+    harness.close(harness.numpy(trace.residual), harness.numpy(trace.sum), 1e-6)
+
+
 # Initial values
 
 
@@ -313,6 +321,28 @@ def test_every_unit_starts_with_values_of_its_own(initializer):
     for path, value in weights.items():
         if not path.endswith("kernel"):
             assert (value == path.endswith(("gamma", "variance"))).all(), path
+
+
+class Scaled(keras.Layer):
+    """A layer that makes its weight before it is built."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = self.add_weight(shape=(4,), initializer="random_normal")
+
+    def call(self, x):
+        return x * self.scale
+
+
+@pytest.mark.backend
+def test_weights_made_before_the_build_have_values_of_their_own():
+    """Building one stack initialises all variables that wait for it."""
+    first, second = (kp.LayerStack(Scaled(), 3) for _ in range(2))
+    first.build(VECTORS)
+    second.build(VECTORS)
+    for stack in (first, second):
+        [value] = harness.weights(stack).values()
+        assert len(np.unique(value)) == 12
 
 
 @pytest.mark.backend
@@ -397,6 +427,7 @@ WRONG = [
     (lambda: stack_units(activation="gelu"), "'relu' and 'gelu'"),
     (lambda: stack_units(normalization="layer"), "'batch' and 'layer'"),
     (lambda: stack_units(dtype="mixed_bfloat16"), "dtype="),
+    (lambda: stack_units(stochastic_depth=0.1), "stochastic_depth="),
     (partly_frozen, "Freeze all units of a stack, or none"),
     (lambda: stack().unit(0), "built"),
 ]
