@@ -3,7 +3,7 @@ resumption within an epoch.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from . import histories
-from .cli import function_of_user
+from .cli import UserError, function_of_user
 
 Figures = Mapping[str, float | int | None]
 
@@ -264,6 +264,23 @@ def of_user(name: str) -> Callable[[Path], keras.callbacks.Callback]:
         UserError: if there is no such function.
     """
     return function_of_user(name, "callbacks", "my_callbacks:wandb")
+
+
+def made_by_user(names: Sequence[str], folder: Path) -> list[keras.callbacks.Callback]:
+    """Call the functions that `--callbacks` names with a run directory, and return their
+    callbacks.
+
+    Raises:
+        UserError: for a function that returns something else.
+    """
+    made = {name: of_user(name)(folder) for name in names}
+    for name, callback in made.items():
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UserError(
+                f"The function of --callbacks {name} must return a Keras callback. Received: "
+                f"{callback!r}"
+            )
+    return list(made.values())
 
 
 class Continued(keras.callbacks.CallbackList):

@@ -229,8 +229,11 @@ def _keys(group: str, i: int, parts: int) -> list[str]:
 
 
 class Saver(keras.callbacks.Callback):
-    """Saves a checkpoint regularly: between two steps, or after an epoch. Other steps
-    cost nothing.
+    """Saves a checkpoint regularly, between two steps or after an epoch, and after the
+    last epoch. Other steps cost nothing.
+
+    The last one is saved here and not after `fit`, which ends by replacing the weights by
+    their averages if there are any.
 
     Place it after all callbacks with a state in `progress`, and after callbacks that
     write files at the end of an epoch.
@@ -281,7 +284,10 @@ class Saver(keras.callbacks.Callback):
         self._steps += batch - self._first + 1
 
     def on_epoch_end(self, epoch, logs=None):
-        self._save_if_due()
+        if self.model.stop_training or epoch + 1 == self.params["epochs"]:
+            self.save_now()
+        else:
+            self._save_if_due()
 
     def _save_if_due(self) -> None:
         if self.every:

@@ -264,7 +264,8 @@ class Config:
     health: int = 100
     """Iterations between records of gradients, updates and activations (health.csv). 0: none."""
     callbacks: tuple[str, ...] = ()
-    """Further Keras callbacks: MODULE:FUNCTION, which gets the run directory and returns one."""
+    """Further Keras callbacks: MODULE:FUNCTION, which gets the run directory and returns one. With
+    several processes only the first one has them: they may log, not change the training."""
     profile: tuple[int, int] | None = None
     """Record what these iterations do, from the first to the last, for TensorBoard's profiler."""
     output: Path | None = None

@@ -5,6 +5,7 @@ restore or begin, `model.fit` with its callbacks, finish.
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -15,7 +16,7 @@ import keras_preact as kp
 
 from . import callbacks, curves, divergence, estimates, histories, messages, networks, plans, runs
 from .checkpoints import Best, Checkpoints, Saved, Saver
-from .cli import UserError, command
+from .cli import command
 from .progress import Progress
 from .run import Run
 from .signals import Stop
@@ -57,6 +58,8 @@ def train(run: Run) -> Path:
 
 
 def _train(run: Run, folder: Path) -> None:
+    added = callbacks.made_by_user(run.config.callbacks, folder) if run.is_chief else []
+
     # --- Restore the newest checkpoint, or begin
     checkpoints = Checkpoints(
         folder / "checkpoints", run.config.checkpoint.keep, write=run.is_chief
@@ -73,7 +76,7 @@ def _train(run: Run, folder: Path) -> None:
 
     # --- Fit
     run.say(messages.beginning(run, folder, saved))
-    fit = Fit(run, folder, checkpoints, saved)
+    fit = Fit(run, folder, checkpoints, saved, added)
     try:
         with fit.stop:
             fit.train()
@@ -85,7 +88,6 @@ def _train(run: Run, folder: Path) -> None:
         fit.close()
 
     # --- Finish
-    fit.saver.save_now()
     networks.save(run.network, folder / "model.keras", write=run.is_chief)
     _draw(run, folder)
     _say_end(run, folder, "Finished")
@@ -124,12 +126,21 @@ class Fit:
         folder: Its directory.
         checkpoints: Its checkpoints.
         saved: Checkpoint that the model was restored from; None for a new run.
+        added: Callbacks of the user.
     """
 
-    def __init__(self, run: Run, folder: Path, checkpoints: Checkpoints, saved: Saved | None):
+    def __init__(
+        self,
+        run: Run,
+        folder: Path,
+        checkpoints: Checkpoints,
+        saved: Saved | None,
+        added: Sequence[keras.callbacks.Callback],
+    ):
         self.run = run
         self.folder = folder
         self.saved = saved
+        self.added = added
         config, plan, chief = run.config, run.plan, run.is_chief
         done = 0 if saved is None else saved.step
         self.count = callbacks.Count(plan.per_epoch, done)
@@ -202,11 +213,14 @@ class Fit:
     def _fit(self) -> None:
         run, plan = self.run, self.run.plan
         model = run.model
+        # not by the steps: the last epoch may be short
         epoch = min(len(self.history.rows), plan.epochs)
         done = max(0, self.count.step - epoch * plan.per_epoch)
         self.saver.set_model(model)
         if self.saved is None:
-            self.saver.save_now()  # a run that is killed early resumes without other files
+            self.saver.save_now()  # from now on the run does not need the file of `model.weights`
+        # In order: the counter that others read, what looks at the step, the progress and the
+        # history that reads it, what saves them, and last what may end the run.
         watching = [
             self.count,
             run.seeds(self.count),
@@ -218,7 +232,7 @@ class Fit:
             self.history,
             self.best,
             self.profile,
-            *self._of_user(),
+            *self.added,
             callbacks.StopAt(plan.steps, self.count),
             self.saver,
             self.stop,
@@ -278,7 +292,8 @@ class Fit:
         assert self.saved is not None
         run = self.run
         if keras.backend.backend() == "tensorflow" and run.distribution.kind == "none":
-            # Keras would make the metrics in the first step, without the saved values
+            # Without a strategy, TensorFlow makes the metrics when it traces the first step. They
+            # are made here, so that they can get the saved values.
             labels = run.training_data().element_spec[1]
             scores = tf.zeros((labels.shape[0], len(run.data.classes)))
             run.model.compute_metrics(None, tf.zeros(labels.shape, labels.dtype), scores)
@@ -306,21 +321,9 @@ class Fit:
         rate = self.run.rate if callable(self.run.rate) else self.run.model.optimizer.learning_rate
         return plans.rate_at(rate)(update)
 
-    def _of_user(self) -> list[keras.callbacks.Callback]:
-        if not self.run.is_chief:
-            return []
-        made = {name: callbacks.of_user(name)(self.folder) for name in self.run.config.callbacks}
-        for name, callback in made.items():
-            if not isinstance(callback, keras.callbacks.Callback):
-                raise UserError(
-                    f"The function of --callbacks {name} must return a Keras callback. Received: "
-                    f"{callback!r}"
-                )
-        return list(made.values())
-
     def _batches(self, done: int) -> tf.data.Dataset:
         """Return the batches from the start of the epoch. Batches of the steps that are
-        already done hold zeros.
+        already done hold zeros: `Continued` skips them without training.
         """
         batches = self.run.training_data(self.count.step)
         if not done:

@@ -13,6 +13,7 @@ import random
 import re
 import signal
 import threading
+import types
 import weakref
 from pathlib import Path
 
@@ -315,22 +316,23 @@ class Recorded:
 
 
 class TestSaver:
-    def run(self, minutes, every, epochs=(4, 4), seconds=0.0, execution=1):
-        """Imitate a fit. Return the steps after which was saved, plus 0.5 if it was after an
-        epoch.
+    def run(self, minutes, every, epochs=(4, 4), seconds=0.0, execution=1, last=99, stopped=False):
+        """Imitate a fit of `last` epochs, up to its end or not. Return the steps after which
+        was saved, plus 0.5 if it was after an epoch.
         """
         now, done, recorded = 0.0, 0, Recorded()
         saver = Saver(recorded, minutes, every, lambda: {"step": done}, lambda: now)
-        saver.set_model(object())
+        saver.set_model(types.SimpleNamespace(stop_training=stopped))
+        saver.set_params({"epochs": last})
         saver.on_train_begin()
-        for steps in epochs:
+        for epoch, steps in enumerate(epochs):
             for batch in range(0, steps, execution):
                 saver.on_train_batch_begin(batch)
                 now += seconds
                 done += execution
                 saver.on_train_batch_end(batch + execution - 1)
             done += 0.5  # validation, history
-            saver.on_epoch_end(0)
+            saver.on_epoch_end(epoch)
             done -= 0.5
         return recorded.steps
 
@@ -348,6 +350,10 @@ class TestSaver:
     )
     def test_by_time(self, minutes, steps):
         assert self.run(minutes, every=0, seconds=10) == steps
+
+    def test_after_the_last_epoch(self):
+        assert self.run(9, every=3, last=2) == [3, 6, 8.5]
+        assert self.run(9, every=0, epochs=(4,), stopped=True) == [4.5]
 
     def test_several_steps_an_execution(self):
         assert self.run(9, every=3, execution=2, epochs=(8, 8)) == [4, 8.5, 12, 16.5]
