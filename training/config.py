@@ -49,7 +49,8 @@ class Model:
     name: str = "digits_resnet20_preact"
     """A registered model, such as cifar_resnet110_preact; `keras-preact train --help` lists all."""
     weights: Path | None = None
-    """For finetune: a trained network, as run directory or .keras file. Its classifier is new."""
+    """For finetune: a trained network, which gets a new classifier: a run directory, a .keras file,
+    or a shipped one as MODEL:WEIGHTS, such as cifar_resnet20_preact:cifar10."""
     freeze: str | None = None
     """Freeze --model.weights up to here: stem, stage2, stage2_unit1 or head (before classifier)."""
     mean: tuple[float, ...] = ()

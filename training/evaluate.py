@@ -362,11 +362,9 @@ def _open(path: Path, checkpoint: str) -> Subject:
         return _open_saved_model(path)
     name, _, weights = str(path).partition(":")
     if weights:
-        import keras_preact as kp
-
         from .data import SOURCES
 
-        network = kp.create_model(name, weights=weights, include_preprocessing=True)
+        network = networks.shipped(str(path))
         known = Data(weights) if weights in SOURCES else None
         return _of_keras(network, path, Path(f"evaluation-{name}-{weights}"), known)
     raise cli.UserError(

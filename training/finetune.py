@@ -153,10 +153,13 @@ def _read(config: Config) -> UnitNetwork:
         model, _ = networks.open_run(path)
     elif path.suffix == ".keras" and path.is_file():
         model = networks.load(path)
+    elif ":" in str(path):
+        model = networks.shipped(str(path))
     else:
         raise UserError(
-            "--model.weights must be an existing run directory or .keras file. "
-            f"{command('convert')} makes one from other formats. Received: {path}"
+            "--model.weights must be an existing run directory, a .keras file, or MODEL:WEIGHTS "
+            "such as cifar_resnet20_preact:cifar10. "
+            f"{command('convert')} makes a .keras file from other formats. Received: {path}"
         )
     return _checked(model, path)
 

@@ -163,6 +163,16 @@ def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
     return model, saved.path
 
 
+def shipped(name: str) -> keras.Model:
+    """Return a network with trained weights that the package has, by MODEL:WEIGHTS.
+
+    Raises:
+        ValueError: for an unknown model or unknown weights.
+    """
+    model, _, weights = name.partition(":")
+    return kp.create_model(model, weights=weights, include_preprocessing=True)
+
+
 def architecture(run: Path) -> keras.Model:
     """Return the network of a run that has started, without its weights."""
     path = run / "checkpoints" / ARCHITECTURE

@@ -188,7 +188,7 @@ def file(path: str, *, heading: str = "") -> str:
 
 def relinked(text: str, path: str, page: str) -> str:
     """Return the text of a file with its links changed to pages of the site. A link to
-    a file without a page becomes plain text.
+    a file without a page becomes plain text. Blocks of code are not changed.
     """
 
     def link(match: re.Match) -> str:
@@ -200,7 +200,9 @@ def relinked(text: str, path: str, page: str) -> str:
         start = posixpath.dirname(page) or "."
         return f"[{match[1]}]({os.path.relpath(target, start)})" if target else match[1]
 
-    return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, text)
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    parts[::2] = [re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, part) for part in parts[::2]]
+    return "".join(parts)
 
 
 #: Name in double braces to the function.

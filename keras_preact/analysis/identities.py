@@ -23,8 +23,8 @@ class IdentityCheck:
         ends: Index of the unit that returns x_E, `(L,)`; -1 for a unit that changes the
             shape. For such a unit, all other entries are nan.
         forward_error: `||x_E - x_l - sum F(x_i)|| / ||x_E||`, `(L,)` (Eq. 4).
-        direct_norm: `||dE/dx_E||`, the part of dE/dx_l that arrives through the
-            shortcuts, `(L,)`.
+        direct_norm: `||dE/dx_E||`, the part of dE/dx_l that Eq. 5 predicts for the
+            shortcuts, `(L,)`. It arrives only if h and f are identities.
         residual_norm: `||dE/dx_E d/dx_l sum F(x_i)||`, the part that arrives through
             the branches, `(L,)`.
         gradient_error: Norm of dE/dx_l minus both parts, over `||dE/dx_l||`, `(L,)`

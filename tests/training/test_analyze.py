@@ -88,6 +88,7 @@ class TestSpecimen:
     ("arguments", "part"),
     [
         ("cifar_resnet111_preact", "Did you mean 'cifar_resnet110_preact'"),
+        ("runs/nothing", "runs/nothing does not exist."),
         ("cifar_resnet20_preact --data digits", "the images of digits are (32, 32, 1)"),
         ("damaged.keras", "is damaged, or no model"),
         (".", "it has no config.json"),

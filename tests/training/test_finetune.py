@@ -12,8 +12,9 @@ import pytest
 import keras_preact as kp
 from tests.training import images as pictures
 from tests.training.commands import assert_same_weights, error_of, weights, words
-from training import cli, train
-from training.config import Config
+from training import cli, finetune, train
+from training.config import Config, Data, Model
+from training.data import load
 from training.recipes import RECIPES
 
 #: Few steps on few images.
@@ -72,6 +73,19 @@ def test_the_images_are_prepared_as_the_source_s_were(work):
     assert model.optimizer.rate_factors["stage3"] == pytest.approx(0.7)
 
 
+def test_a_shipped_network_gets_a_new_classifier(work):
+    folder = Data("folder", dir=work / "three", size=32)
+    model = Model("", weights=Path("cifar_resnet20_preact:cifar10"))
+    _, data, tuned = finetune.begin(Config(model, folder), load(folder))
+    trained = weights(kp.create_model("cifar_resnet20_preact", weights="cifar10"))
+    assert data.preprocessing.mean == pytest.approx((125.3, 123.0, 113.9), abs=0.1)
+    for path, value in weights(tuned).items():
+        if path.startswith("head_classifier"):
+            assert value.shape[-1] == 3
+        elif not path.startswith("preprocessing"):
+            np.testing.assert_array_equal(value, trained[path], path)
+
+
 def test_a_run_resumes_without_the_file_it_started_from(work, tmp_path, monkeypatch):
     """It resumes from a checkpoint in the middle, and ends with the bits of the run that was
     not interrupted.
@@ -109,6 +123,7 @@ class TestErrors:
         [
             ("", "add --model.weights with a run directory"),
             ("--model.weights nowhere", "nowhere"),
+            ("--model.weights cifar_resnet20_preact:imagenet", "imagenet"),
             ("--model.weights three", "three"),
             ("--model.weights source --data.size 3", "must be at least 4"),
             ("--model.weights source --model.arrangement original", "cannot change the trained"),

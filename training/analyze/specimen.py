@@ -121,6 +121,10 @@ def open_specimen(
         return Specimen(target, model, f"new, seed {seed}", False, entry=target, **batch)
     if path.is_dir():
         runs.read_config(path)  # its error says what is missing
+    if not path.exists() and (path.suffix or len(path.parts) > 1):
+        raise UserError(
+            f"{target} does not exist. Name a run directory, a .keras file or a registered model."
+        )
     raise UserError(
         f"{target} is neither a run directory nor a .keras file nor a registered model. "
         f"{nearest(target, kp.list_models())}"

@@ -32,7 +32,8 @@ def load(data: Data) -> ImageData:
     try:
         splits = datasets.load_dataset(name, configuration or None, cache_dir=data.dir)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(f"The package datasets cannot load {name!r}: {error}") from error
+        local = "" if Path(name).exists() else f" There is no local folder {name}, either."
+        raise UserError(f"The package datasets cannot load {name!r}: {error}.{local}") from error
     features = next(iter(splits.values())).features
     images, targets = (
         [column for column, feature in features.items() if isinstance(feature, feature_type)]
@@ -44,8 +45,9 @@ def load(data: Data) -> ImageData:
     if not images or "train" not in known or len(known) < 2:
         columns = ", ".join(f"{key} ({type(value).__name__})" for key, value in features.items())
         raise UserError(
-            f"{data.name} must have images (Image) with a class (ClassLabel), for training and "
-            f"for test. Received: splits {', '.join(splits)}; columns {columns}"
+            f"{data.name} must have images (Image) with a class (ClassLabel), in the splits train "
+            "and test or validation. Dataset.cast_column makes a ClassLabel of integers. Received: "
+            f"splits {', '.join(splits)}; columns {columns}"
         )
     encoded = datasets.Image(decode=False)
     tables = {

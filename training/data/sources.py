@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
-from ..cli import UserError, function_of_user, lookup, reading
+from ..cli import UserError, function_of_user, nearest, reading
 from ..config import Data
 from . import folders, hugging_face
 from .image_data import ImageData, as_it_is, held_out, held_out_mask, of_every_class
@@ -40,7 +40,10 @@ def load(data: Data) -> ImageData:
         return hugging_face.load(data)
     if ":" in data.name:
         return _function(data)
-    return lookup(SOURCES, data.name, "data.name")(data)
+    if data.name not in SOURCES:
+        forms = (*SOURCES, f"{TFDS}NAME", f"{hugging_face.PREFIX}NAME", "MODULE:FUNCTION")
+        raise UserError(f"Unknown data.name: {data.name!r}. {nearest(data.name, forms)}")
+    return SOURCES[data.name](data)
 
 
 def _digits(data: Data) -> ImageData:

@@ -116,10 +116,8 @@ def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
             if name in (row.label, row.trial.name, row.trial.name.partition("/")[2])
         ] or [row.trial.name for row in rows if name in row.label or name in row.trial.name]
         if not matches:
-            known = ", ".join(dict.fromkeys(row.trial.name for row in rows))
-            raise cli.UserError(
-                f"Unknown row {name!r} of {' and '.join(tables)}. Choose from: {known}"
-            )
+            known = dict.fromkeys(row.trial.name.partition("/")[2] for row in rows)
+            raise cli.UserError(f"Unknown row: {name!r}. {cli.nearest(name, known)}")
         wanted.update(matches)
     trials = {row.trial.name: row.trial for row in rows if row.trial.name in wanted}
     return list(trials.values())

@@ -106,7 +106,7 @@ def test_a_signal_is_passed_on_and_nothing_more_is_started(number, status, train
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("table1 --rows resnet111", "Unknown row 'resnet111' of table1. Choose from"),
+        ("table1 --rows resnet111", "Unknown row: 'resnet111'. Choose one of: resnet110-original"),
         ("digits --seeds 0", "--seeds must be positive. Received: 0"),
         ("digits --together -1", "--together must be positive. Received: -1"),
         ("table9", "'table9'"),
@@ -125,5 +125,5 @@ def test_rows_are_chosen_by_label_name_or_part():
     assert names("resnet110-original") == original  # and no longer names that begin with it
     assert names("ResNet-110, identity (1, 1)") == original
     assert len(names("gating")) == 5
-    with pytest.raises(UserError, match="Unknown row 'resnet164-original' of table1"):
+    with pytest.raises(UserError, match="Unknown row: 'resnet164-original'"):
         main.chosen(["table1"], ["gating", "resnet164-original"])
