@@ -59,6 +59,11 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
 
     Source: the arrangement and shortcuts of arXiv 1603.05027.
     """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "The audit takes a Keras model; keras.models.load_model opens a file. Received: "
+            f"{model!r}"
+        )
     if not model.built:
         raise ValueError(
             f"The model {model.name!r} is not built. Call it once on a batch, then audit it."

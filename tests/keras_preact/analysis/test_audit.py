@@ -447,6 +447,7 @@ def test_a_sample_is_made():
     inputs = keras.Input((16,), dtype="int32")
     tokens = keras.Model(inputs, layers.Embedding(50, 16)(inputs))
     assert "Pass a sample" in error_of(lambda: audit(tokens))
+    assert "takes a Keras model" in error_of(lambda: audit("model.keras"))
 
 
 def test_report():
