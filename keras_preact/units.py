@@ -17,8 +17,8 @@ class ResidualUnit(keras.Layer):
     """A residual unit, `x_{l+1} = f(h(x_l) + F(x_l))`.
 
     Args:
-        filters: Width of the unit's 3x3 convolution (or dense layers). A bottleneck
-            returns `4 * filters` channels, any other block `filters`.
+        filters: Sets the widths: the unit returns `filters` channels, a bottleneck
+            `4 * filters`. The blocks say how wide the inside is.
         block: The weights of F: a name from `kp.BLOCKS` or an object with options, such
             as `kp.blocks.Bottleneck(groups=32, base_width=4)`. The names are `"basic"`
             (3x3, 3x3), `"bottleneck"` (1x1, 3x3, 1x1), `"single"` (one 3x3: the 1-layer
@@ -26,16 +26,19 @@ class ResidualUnit(keras.Layer):
             transformer they are `"attention"`, `"mlp"` and `"swiglu"`; use these with
             the arrangements `"pre_norm"` and `"post_norm"`, and a normalisation other
             than `"batch"`.
-        strides: Stride of the unit; above 1 it changes the shape.
+        strides: Stride of the unit. A unit changes the shape if its strides are above
+            1, if its block has dilation instead of strides, or if it returns another
+            number of channels than it gets.
         arrangement: Order of normalisation, activation and weights: a name from
             `kp.ARRANGEMENTS` or `kp.arrangements.TRANSFORMER_ARRANGEMENTS`, or an
             `Arrangement`.
         shortcut: h: a name from `kp.SHORTCUTS`, or an object such as
             `kp.shortcuts.ConstantScaling(0.5, 0.5)`.
         shape_shortcut: How x gets the shape of F(x) if the unit changes the shape:
-            `"projection"` (1x1 convolution), `"zero_pad"` (option A), or `"auto"`, a
-            projection. h is then applied to the result; the shortcut `"conv1x1"` is its
-            own projection.
+            `"projection"` (1x1 convolution), `"zero_pad"` (option A), or `"auto"`: the
+            network's choice, in a unit by itself a projection. h is then applied to the
+            result. The shortcut `"conv1x1"` is its own projection, unless zeros are
+            padded.
         activate_shape_shortcut: Whether the path that changes the shape starts from the
             activated input, as the branch does (appendix), or from the raw one. A unit
             that keeps the shape always takes the raw x.
@@ -159,7 +162,8 @@ class ResidualUnit(keras.Layer):
         self.block: Any = blocks.get(block)
         self.strides = strides
         self.arrangement = arrangements.get(arrangement)
-        self._shortcut_like = chains.like(shortcuts.get(shortcut))  # `build` makes the shortcut
+        # a function: `build` makes the shortcut from it
+        self._make_shortcut = chains.like(shortcuts.get(shortcut))
         self.shape_shortcut = shape_shortcut
         self.activate_shape_shortcut = activate_shape_shortcut
         self.downsampling = downsampling
@@ -189,7 +193,7 @@ class ResidualUnit(keras.Layer):
             "block": blocks.serialize(self.block),
             "strides": self.strides,
             "arrangement": arrangements.serialize(self.arrangement),
-            "shortcut": keras.saving.serialize_keras_object(self._shortcut_like()),
+            "shortcut": keras.saving.serialize_keras_object(self._make_shortcut()),
             "shape_shortcut": self.shape_shortcut,
             "activate_shape_shortcut": self.activate_shape_shortcut,
             "downsampling": self.downsampling,
@@ -222,7 +226,7 @@ class ResidualUnit(keras.Layer):
             "name": name,
             "kernel_initializer": initializers.spawn(self.kernel_initializer, name),
             "bias_initializer": initializers.spawn(self.bias_initializer, name),
-            "shortcut": self._shortcut_like().at(name),
+            "shortcut": self._make_shortcut().at(name),
         }
         return type(self).from_config(config | changes)
 
@@ -236,8 +240,9 @@ class ResidualUnit(keras.Layer):
 
     def build(self, input_shape):
         axis, channels = self._check_input(input_shape)
-        template = self._shortcut_like()
+        template = self._make_shortcut()
         dilated = getattr(self.block, "dilated_strides", 1)
+        # dilation takes the place of strides: the unit has the weights of the unit with strides
         changes_shape = self.strides * dilated > 1 or channels != self.channels_out
         shortcut_projects = (
             changes_shape and template.projects and self.shape_shortcut != "zero_pad"
@@ -264,7 +269,7 @@ class ResidualUnit(keras.Layer):
                     shape_change += self._fit(axis, strides)
             self.shape_change = shape_change
             fitted = chains.build_chain(self.shape_change, input_shape)
-        self.shortcut = self._shortcut_like(
+        self.shortcut = self._make_shortcut(
             name=template.place,
             kernel_initializer=template.kernel_initializer or self._kernel("shortcut"),
             data_format=self.data_format,
@@ -403,6 +408,7 @@ class ResidualUnit(keras.Layer):
                 )
                 if layers and isinstance(layers[-1], BatchNormalization):
                     is_relu = self.activation is keras.activations.relu
+                    # at inference TensorFlow may compute both in one kernel
                     layers[-1].relu_follows = is_relu and names[i + 1 : i + 2] == ("activation",)
             elif component == "activation":
                 layers.append(keras.layers.Activation(self.activation, **settings))
@@ -423,7 +429,8 @@ class Trace(NamedTuple):
     Attributes:
         activated: Input of the first weight of F.
         shortcut: What the shortcut adds, h(x_l); None in a plain network.
-        residual: What the branch adds, F(x_l).
+        residual: What the branch adds: F(x_l) after stochastic depth, the residual
+            scale, and the shortcut's factor or gate.
         sum: h(x_l) + F(x_l).
         output: f of the sum: x_{l+1}.
     """

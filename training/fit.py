@@ -25,7 +25,8 @@ from .signals import Stop
 TIMED = 4
 #: Number of images on which activations are measured.
 HEALTH_IMAGES = 32
-#: Steps between two exchanges of signals among several processes. One takes milliseconds.
+#: Executions between two exchanges of signals among several processes. An exchange takes
+#: milliseconds.
 AGREE = 4
 
 

@@ -1,5 +1,9 @@
 """The parts of a run, in the order in which they are made: data, schedule, batches,
-network.
+network. A network that is fine-tuned comes with the data, since its file decides the
+preprocessing and the size of the images.
+
+An iteration is an update of the weights. With `--accumulate` it takes several steps of
+`fit`, each on a part of the batch.
 """
 
 import dataclasses
@@ -31,7 +35,7 @@ class Run:
     Args:
         config: Configuration of the run.
         recipe: Name of its recipe.
-        distribution: The active distribution.
+        distribution: The active distribution. The caller has entered it and seeded Keras.
 
     Attributes:
         data: Images of the run.
@@ -40,10 +44,10 @@ class Run:
         network: Network that is saved, measured and exported.
         model: Model that is compiled and fitted: the network, or with `data.on_device`
             a lookup of its training images and then the network.
-        watched: Name of the images that are measured after every epoch, in `split`:
-            "held-out" or "test". The held-out ones choose the best epoch.
-        split: The watched images. None: nothing is measured after an epoch.
-        rows: Rows of every batch that this process feeds to the model.
+        watched: Name of the images whose accuracy the run reports: "held-out" if there
+            are any, which also choose the best epoch, else "test".
+        split: The same images, if they are measured after every epoch, else None.
+        rows: Slice of every batch that this process feeds to the model.
         precision: The policy that `--model.dtype auto` chose and why, else None.
 
     Raises:

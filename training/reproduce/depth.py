@@ -2,6 +2,7 @@
 command, its files, table and figure.
 """
 
+import fractions
 import itertools
 import json
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import children, runs
+from .. import children, cli, runs
 from ..cli import UserError, reading
 from ..terminal import markdown
 from .profiles import FORMAT, NETWORKS, Name, settings_of
@@ -168,6 +169,18 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         label = NETWORKS[settings["network"]].label
         rows.append([label, f"{settings['layers']:,}", *_figures(record)])
     return markdown(rows)
+
+
+def about(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence on the networks and the batch of the measurements."""
+    settings = records[0]["settings"]
+    arguments = settings["arguments"]
+    return (
+        f"`{cli.command('reproduce')} depth`. Networks of {arguments['block']} units with "
+        f"{fractions.Fraction(arguments['width_factor'])} of the channels, on "
+        f"{settings['batch']} images of {settings['data']}, seed {settings['seed']}. Other widths, "
+        "units and batches have other ratios, and may order the networks differently."
+    )
 
 
 #: Rows of the figure: key of a list in a profile to the label of the axis.

@@ -90,7 +90,8 @@ def _parts(groups: Groups, signals: Sequence[dict]) -> list[str]:
             missing.append(f"- {table.title}")
     if signals:
         title = "Depth before training"
-        parts += [f"## {title}", depth.table(signals), f"![{title}](depth.png)"]
+        parts += [f"## {title}", depth.about(signals), depth.table(signals)]
+        parts += [f"![{title}](depth.png)"]
     parts += ["## How to read the tables", READING]
     return [*parts, "## Not measured yet", "\n".join(missing)] if missing else parts
 

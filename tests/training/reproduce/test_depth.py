@@ -77,6 +77,7 @@ def test_depths_are_measured_once_written_and_shown(tmp_path, capsys, monkeypatc
     (folder / ".original-20-x1.json").write_text("{")  # a killed process leaves such a file
     records = depth.read(tmp_path)
     assert [record["settings"]["layers"] for record in records] == [11, 20] * 2
+    assert "on 4 images of digits, seed 0." in depth.about(records)
     row = depth.table(records).splitlines()[-1]
     assert f"{records[3]['growth']:.3g}" in row
     assert f"{records[3]['gradient_ratio']:.3g}" in row
