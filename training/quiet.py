@@ -40,8 +40,11 @@ class QuietTensorFlow(importlib.machinery.PathFinder):
 @contextlib.contextmanager
 def without_notes() -> Iterator[None]:
     """Hold back what this process writes to stderr, and write it at the end without
-    `NOTES`.
+    `NOTES`. A process may have no stderr.
     """
+    if sys.stderr is None:
+        yield
+        return
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile("w+", errors="replace") as held:

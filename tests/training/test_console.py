@@ -101,6 +101,18 @@ def test_only_notes_are_left_out(capfd):
     assert capfd.readouterr().err == others
 
 
+@pytest.mark.process
+def test_a_process_without_stderr(tmp_path):
+    """As `keras-preact ... 2>&-` starts it."""
+    code = (
+        "from training import console; console.main(['--version']); import tensorflow; print('ok')"
+    )
+    shell = f'exec 2>&-; exec "{sys.executable}" -c "$0"'
+    starter = f"import os; os.execvp('sh', ['sh', '-c', {shell!r}, {code!r}])"
+    status, out, _ = finish(start("-c", starter, cwd=tmp_path))
+    assert (status, out.splitlines()[-1]) == (0, "ok")
+
+
 def test_unknown_command(capsys):
     assert "Did you mean 'train'?" in error_of(capsys, console.main, ["trian", "digits"])
 
