@@ -177,10 +177,8 @@ class LayerStack(keras.Layer):
         unit = self._body.unit
         with keras.StatelessScope():  # until its end, variables keep their initialisers
             output_shape = tuple(self._build_unit(tuple(input_shape)))
-            initial = [
-                self._body.initial.get(id(variable)) or _initializer_of(variable)
-                for variable in unit.variables
-            ]
+            initial = {id(variable): _initializer_of(variable) for variable in unit.variables}
+            initial |= self._body.initial
         if output_shape != tuple(input_shape):
             raise ValueError(
                 "A unit of a stack must keep the shape. Received: a unit that turns "
@@ -190,8 +188,8 @@ class LayerStack(keras.Layer):
         # lists that Keras tracks
         self._stacked_weights: list[keras.Variable] = []
         self._seed_states: list[_SeedStates] = []
-        for variable, initializer in zip(unit.variables, initial, strict=True):
-            shape = (self.depth, *variable.shape)
+        for variable in unit.variables:
+            initializer, shape = initial[id(variable)], (self.depth, *variable.shape)
             if id(variable) in weights:
                 stacked = self._stack(variable, shape, _per_unit(initializer, self._name_of))
                 self._stacked_weights.append(stacked)

@@ -72,7 +72,7 @@ def load(data: Data) -> ImageData:
         size=size,
         standard=PREPROCESSING["imagenet"] if size is None else as_it_is(size, channels),
         train=rows("train", ~held),
-        test=rows(test, labels[test] >= 0),
+        test=rows(test, np.ones(len(labels[test]), bool)),
         holdout=rows("train", held) if held.any() else None,
         notes=()
         if len(targets) == 1

@@ -149,11 +149,11 @@ def held_out(holdout: float, size: int) -> int:
 def held_out_mask(data: Data, labels: np.ndarray) -> np.ndarray:
     """Return which training images are held out, as bool: the same share of every class."""
     held = np.zeros(len(labels), bool)
-    held[list(of_every_class(labels.tolist(), held_out(data.holdout, len(labels))))] = True
+    held[list(_of_every_class(labels.tolist(), held_out(data.holdout, len(labels))))] = True
     return held
 
 
-def of_every_class(labels: Sequence[Any], count: int) -> set[int]:
+def _of_every_class(labels: Sequence[Any], count: int) -> set[int]:
     """Return the numbers of `count` images, drawn at random, the same share of every
     class.
     """

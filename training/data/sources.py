@@ -2,6 +2,7 @@
 a file of arrays, a function, a random batch.
 """
 
+import itertools
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from ..cli import UserError, function_of_user, nearest, reading
 from ..config import Data
 from . import folders, hugging_face
-from .image_data import ImageData, as_it_is, held_out, held_out_mask, of_every_class
+from .image_data import ImageData, as_it_is, held_out, held_out_mask
 from .readers import Arrays, Fake, Files, Records
 
 #: Distinct images of the data set `fake`.
@@ -227,21 +228,23 @@ def _folder(data: Data) -> ImageData:
             f"{data.dir} has one class, {classes[0]}; a classifier needs two or more. Make a "
             f"folder for each class in {data.dir / 'train'} and {data.dir / 'test'}."
         )
-    count = held_out(data.holdout, len(train))
-    held = of_every_class([path.parent.name for path in train], count)
+
+    def labels(paths: list[Path]) -> list[int]:
+        return [classes.index(path.parent.name) for path in paths]
 
     def files(paths: list[Path]) -> Files:
-        return Files(paths, [classes.index(path.parent.name) for path in paths])
+        return Files(paths, labels(paths))
 
+    held = held_out_mask(data, np.array(labels(train)))
     return ImageData(
         name="folder",
         classes=tuple(classes),
         channels=3,
         size=None,
         standard=PREPROCESSING["imagenet"],
-        train=files([path for i, path in enumerate(train) if i not in held]),
+        train=files(list(itertools.compress(train, ~held))),
         test=files(test),
-        holdout=files([path for i, path in enumerate(train) if i in held]) if held else None,
+        holdout=files(list(itertools.compress(train, held))) if held.any() else None,
         notes=tuple(notes),
     )
 
