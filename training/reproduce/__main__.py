@@ -8,7 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,15 +72,15 @@ def _start(command: str, argv: Sequence[str]) -> None:
 
 
 def train(options: Options, tables: Sequence[str]) -> None:
-    """Train the missing runs of the rows, one after another. Each has its own process, so
-    that its memory is free when it ends.
+    """Train the missing runs of the rows. Each has its own process, so that its memory is
+    free when it ends.
 
     Raises:
         UserError: if runs failed; the others were trained.
         KeyboardInterrupt: after SIGINT, when the run has saved its state.
         SystemExit: with status 75 after SIGTERM.
     """
-    cli.check_positive(seeds=options.seeds, together=options.together)
+    cli.check_positive(seeds=options.seeds, together=options.together, parallel=options.parallel)
     if options.smoke:
         folder = options.work / "smoke"
         shutil.rmtree(folder, ignore_errors=True)
@@ -88,7 +89,11 @@ def train(options: Options, tables: Sequence[str]) -> None:
     runs = [(trial.name, seed) for trial in trials for seed in range(options.seeds)]
     missing = [run for run in runs if not results.path(options.output, *run).exists()]
     print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
-    failed = [f"{trial}, seed {seed}" for trial, seed in missing if _status(trial, seed, options)]
+    failed = [
+        f"{trial}, seed {seed}"
+        for (trial, seed), status in zip(missing, _statuses(missing, options), strict=True)
+        if status
+    ]
     if failed:
         raise cli.UserError(
             f"{len(failed)} of {len(missing)} runs failed: {'; '.join(failed)}. Their messages are "
@@ -123,37 +128,59 @@ def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
     return list(trials.values())
 
 
-def _status(trial: str, seed: int, options: Options) -> int:
-    """Train in a separate process, and return its exit status. It receives SIGINT and
-    SIGTERM too; when it has saved its state, this process stops as well.
+def _statuses(runs: Sequence[tuple[str, int]], options: Options) -> list[int]:
+    """Train every run, a trial and its seed, in a process of its own, `options.parallel` of
+    them at a time, and return their exit statuses. The processes receive SIGINT and
+    SIGTERM too; when they have saved their states, this process stops as well.
     """
     from ..signals import PREEMPTED
 
-    process = children.start(
-        f"{__package__}.run",
-        json.dumps((trial, seed, dataclasses.asdict(options)), default=str),
-        os.environ.get("KERAS_BACKEND", "tensorflow"),
+    variables = {
         # the runs of a trial compile the same functions
-        variables={"JAX_COMPILATION_CACHE_DIR": str(options.work.absolute() / "compiled")},
-    )
-    with _forwarding_signals(process) as received:
-        status = process.wait()
+        "JAX_COMPILATION_CACHE_DIR": str(options.work.absolute() / "compiled"),
+        # JAX takes so much of the device's memory at once
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / options.parallel:.2f}",
+    }
+    children_now: set[subprocess.Popen] = set()
+
+    with _forwarding_signals(children_now) as received:
+
+        def status(run: tuple[str, int]) -> int:
+            if received:
+                return PREEMPTED
+            process = children.start(
+                f"{__package__}.run",
+                json.dumps((*run, dataclasses.asdict(options)), default=str),
+                os.environ.get("KERAS_BACKEND", "tensorflow"),
+                variables=variables,
+            )
+            children_now.add(process)
+            try:
+                return process.wait()
+            finally:
+                children_now.remove(process)
+
+        with ThreadPoolExecutor(options.parallel) as threads:
+            statuses = list(threads.map(status, runs))
     if signal.SIGINT in received:
         raise KeyboardInterrupt
     if signal.SIGTERM in received:
         sys.exit(PREEMPTED)
-    return status
+    return statuses
 
 
 @contextlib.contextmanager
-def _forwarding_signals(process: subprocess.Popen) -> Iterator[list[int]]:
-    """Forward SIGINT and SIGTERM to a process. Yield the list of signals received so far."""
+def _forwarding_signals(processes: Collection[subprocess.Popen]) -> Iterator[list[int]]:
+    """Forward SIGINT and SIGTERM to the processes. Yield the list of signals received so
+    far.
+    """
     received: list[int] = []
 
     def forward(number: int, _frame) -> None:
         received.append(number)
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+        for process in list(processes):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

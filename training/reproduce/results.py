@@ -63,7 +63,7 @@ class Record:
         final: Last value of each of `MEASURED`; None if training diverged.
         cost: `seconds` of training and measuring, `images_per_second` in training (None
             if it was not measured), and `together`, the number of runs that shared the
-            device, if there were several.
+            device (not in older files: 1).
         parameters: Number of trainable parameters.
         diverged_at: Iteration at which the loss became infinite or NaN; else None.
         views: Name of the views of the test images to all numbers of `VIEWED`, measured
@@ -98,12 +98,14 @@ def of_run(
     *,
     diverged_at: int | None = None,
     views: Mapping[str, Mapping[str, float]] | None = None,
+    together: int = 1,
 ) -> Record:
     """Return the record of a run directory.
 
     Args:
         run: The directory of a run that ended or diverged.
         trial, data, diverged_at, views: See `Record`.
+        together: Number of runs that share the device.
     """
     described = runs.read_config(run)
     history = histories.read(run / "history.csv")
@@ -131,6 +133,7 @@ def of_run(
         cost={
             "seconds": curves["seconds"][-1] if curves["seconds"] else 0.0,
             "images_per_second": float(np.nanmedian(speeds)) if np.isfinite(speeds).any() else None,
+            "together": together,
         },
         parameters=described["trainable_parameters"],
         diverged_at=diverged_at,

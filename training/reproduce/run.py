@@ -30,6 +30,8 @@ class Options:
     """Precision, one per row. auto: mixed_bfloat16 on an accelerator, else float32."""
     together: int | None = None
     """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
+    parallel: int = 1
+    """Number of runs to train at the same time. Small networks leave most of a GPU idle."""
     data: Path | None = None
     """Data directory of TensorFlow Datasets."""
     output: Path = RESULTS
@@ -94,7 +96,9 @@ def train(name: str, seed: int, options: Options) -> None:
                 evaluate(run, output=output, views=view)
                 metrics = json.loads((output / "metrics.json").read_text())
                 views[view] = {key: metrics[key] for key in results.VIEWED}
-    record = results.of_run(run, name, data, diverged_at=diverged_at, views=views)
+    record = results.of_run(
+        run, name, data, diverged_at=diverged_at, views=views, together=options.parallel
+    )
     error = "diverged" if record.error is None else f"test error {record.error:.2f} %"
     print(f"{what}: {error}. Written: {results.write(folder, record)}", flush=True)
 

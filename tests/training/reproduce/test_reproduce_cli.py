@@ -51,9 +51,9 @@ def train(tmp_path, monkeypatch):
 
         def start(module, job, backend, *, variables):
             assert module == "training.reproduce.run"
-            assert variables == {
-                "JAX_COMPILATION_CACHE_DIR": str(results.WORK.absolute() / "compiled")
-            }
+            assert variables["JAX_COMPILATION_CACHE_DIR"] == str(
+                results.WORK.absolute() / "compiled"
+            )
             train.started.append((json.loads(job), backend))
             return next(waiting)
 
@@ -103,12 +103,51 @@ def test_a_signal_is_passed_on_and_nothing_more_is_started(number, status, train
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+class Together:
+    """Replaces a training process. It ends when all children of the barrier run, or at
+    SIGTERM.
+    """
+
+    def __init__(self, barrier: threading.Barrier, number: int | None = None):
+        self.barrier, self.number, self.signalled = barrier, number, threading.Event()
+
+    def wait(self) -> int:
+        arrived = self.barrier.wait(60)
+        if self.number is None:
+            return 0
+        if arrived == 0:
+            os.kill(os.getpid(), self.number)
+        assert self.signalled.wait(60)
+        return 75
+
+    def send_signal(self, number: int) -> None:
+        assert number == self.number
+        self.signalled.set()
+
+
+def test_runs_train_at_the_same_time(train):
+    barrier = threading.Barrier(2)
+    words = "--rows resnet110-original --seeds 4 --parallel 2"
+    train(*(Together(barrier) for _ in range(4)), options=words)
+    assert sorted(started(train)) == [(TRIAL, seed) for seed in range(4)]
+
+
+def test_all_runs_receive_a_signal(train):
+    barrier = threading.Barrier(2)
+    words = "--rows resnet110-original --seeds 4 --parallel 2"
+    with pytest.raises(SystemExit) as ended:
+        train(*(Together(barrier, signal.SIGTERM) for _ in range(2)), options=words)
+    assert ended.value.code == 75
+    assert sorted(started(train)) == [(TRIAL, 0), (TRIAL, 1)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("table1 --rows resnet111", "Unknown row: 'resnet111'. Choose one of: resnet110-original"),
         ("digits --seeds 0", "--seeds must be positive. Received: 0"),
         ("digits --together -1", "--together must be positive. Received: -1"),
+        ("digits --parallel 0", "--parallel must be positive. Received: 0"),
         ("table9", "'table9'"),
     ],
 )
