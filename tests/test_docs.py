@@ -52,10 +52,8 @@ BLOCKS = [
 DIGITS = "results/digits/resnet{}/seed-*.json"
 ORIGINAL, FULL = (DIGITS.format(f"110-{name}") for name in ("original", "full_preactivation"))
 EIGHTH = "results/cifar10/resnet56-{}-eighth/seed-*.json"
-DEEP = DIGITS.format("10001-full_preactivation")
 FAST = "results/cifar10/fast_resnet8/seed-*.json"
 MEASURED = "training/benchmark/measured/{}.json"
-FIRST_STEP = "summary {}/cifar_resnet1001_preact:stacked=true first_step_seconds median"
 SERVED = "summary server/imagenet_resnet50_preact/openvino:batching=on,concurrency=16"
 TRAINED = "keras_preact/models/trained/cifar_fast_resnet8.cifar10.json"
 ERROR = "final test_error"
@@ -69,9 +67,11 @@ CLAIMS = [
         (FULL, ERROR),
     ),
     (
-        r"([\d.]+) % of the test images on average, .*; (\d+) minutes on two cores",
+        r"([\d.]+) % of the test images on average, .*; (\d+) minutes on two cores, "
+        r"(\d+) s on an H100",
         (FAST, "views flip_shift accuracy", 100, statistics.mean),
         (FAST, "cost seconds", 1 / 60),
+        (FAST.replace("*", "0-h100"), "cost seconds"),
     ),
     (
         r"the paper's recipe on CIFAR-10 \| test error ([\d.]+) %, 1 run",
@@ -87,19 +87,29 @@ CLAIMS = [
         for name, files in (("full pre-activation", FULL), ("original", ORIGINAL))
     ),
     (
-        r"test error: pre-activation ([\d.]+) %, original units ([\d.]+) %",
+        r"pre-activation ([\d.]+) %, original units ([\d.]+) %; 10,001 layers ([\d.]+) %",
         (DIGITS.format("1001-full_preactivation"), ERROR),
         (DIGITS.format("1001-original"), ERROR),
+        (DIGITS.format("10001-full_preactivation"), ERROR),
     ),
     (
-        r"test error ([\d.]+) %; (\d+) minutes on one core",
-        (DEEP, ERROR),
-        (DEEP, "cost seconds", 1 / 60),
-    ),
-    (
-        r"step of ResNet-1001 \| ([\d.]+) s on TensorFlow, ([\d.]+) s on JAX",
-        (MEASURED.format("compile_stacked"), FIRST_STEP.format("tensorflow")),
-        (MEASURED.format("compile_stacked"), FIRST_STEP.format("jax")),
+        r"identity ([\d.]+) %, shortcut-only gating ([\d.]+) and ([\d.]+) %, exclusive gating "
+        r"([\d.]+) to ([\d.]+) %, scaling ([\d.]+) and ([\d.]+) %, 1x1 convolution ([\d.]+) %, "
+        r"none ([\d.]+) %",
+        *(
+            (EIGHTH.format(f"original{shortcut}"), ERROR)
+            for shortcut in (
+                "",
+                "-shortcut_only_gating-b-6",
+                "-shortcut_only_gating-b0",
+                "-exclusive_gating-b-6",
+                "-exclusive_gating-b0",
+                "-constant_scaling-0.5-1",
+                "-constant_scaling-0.5-0.5",
+                "-conv1x1",
+                "-none",
+            )
+        ),
     ),
     (
         r"full pre-activation ([\d.]+) %, ReLU-only ([\d.]+) %, original ([\d.]+) %, "

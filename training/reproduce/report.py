@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_preact.published import Result
+
 from .. import cli, runs
 from ..terminal import duration, markdown
 from . import depth, pictures, results
@@ -104,6 +106,7 @@ def _section(name: str, table: Table, groups: Groups) -> list[str]:
         table_text(table, groups),
         _made_on([record for row in table.rows for record in groups.get(row.trial.name, ())]),
     ]
+    parts += [text for text in [order(table, groups)] if text]
     missing = [row.label for row in table.rows if not groups.get(row.trial.name)]
     parts += [f"Not measured yet: {'; '.join(missing)}."] if missing else []
     remarks = [
@@ -197,10 +200,41 @@ def against(table: Table, row: Row, groups: Groups) -> str:
     words = "higher" if ours > 0 else "lower"
     published = {each.trial.name: each.published for each in table.rows}
     pair = [published.get(name) for name in (row.trial.name, row.baseline or "")]
-    errors = [math.inf if each.error is None else each.error for each in pair if each is not None]
+    errors = [_error(each) for each in pair if each is not None]
     if len(errors) < 2:
         return words
     return f"{words}, {'as' if (errors[0] > errors[1]) == (ours > 0) else 'unlike'} published"
+
+
+def order(table: Table, groups: Groups) -> str:
+    """Return how many pairs of rows have the order of their published errors, by the
+    medians. A pair has one network; two published fails have no order. An empty string if
+    no pair was measured.
+    """
+    rows = [
+        (row.published, statistics.median(map(_error, groups[row.trial.name])))
+        for row in table.rows
+        if row.published and groups.get(row.trial.name)
+    ]
+    pairs = [
+        ours < others
+        for better, ours in rows
+        for worse, others in rows
+        if better.network == worse.network
+        and better.dataset == worse.dataset
+        and _error(better) < _error(worse)
+    ]
+    if not pairs:
+        return ""
+    return (
+        f"{sum(pairs)} of {len(pairs)} pairs of rows have the published order: the row with the "
+        "lower published error has the lower median."
+    )
+
+
+def _error(result: Record | Result) -> float:
+    """Return the error of a run or of a published row; a fail has the largest."""
+    return math.inf if result.error is None else result.error
 
 
 def difference(errors: Sequence[float | None], others: Sequence[float | None]) -> int:

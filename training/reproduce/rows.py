@@ -418,7 +418,18 @@ FIGURES: Mapping[str, Figure] = {
             "ResNet-164": "164-full_preactivation 164-original",
         },
     ),
-    "eighth": _figure(
+    "eighth1": _figure(
+        "Fig. 3 with ResNet-56 and an eighth of the schedule: shortcuts, on CIFAR-10",
+        "eighth1",
+        {
+            "constant scaling": "original-constant_scaling-0.5-0.5 original",
+            "exclusive gating": "original-exclusive_gating-b-6 original",
+            "shortcut-only gating": "original-shortcut_only_gating-b0 original",
+            "1x1 convolution": "original-conv1x1 original",
+        },
+        "cifar10/resnet56-{}-eighth",
+    ),
+    "eighth2": _figure(
         "Fig. 1 and 6 with ResNet-56 and an eighth of the schedule, on CIFAR-10",
         "eighth2",
         {

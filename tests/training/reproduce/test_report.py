@@ -93,7 +93,9 @@ def test_against_the_original(tmp_path):
     write(tmp_path, name("relu_before_addition"), [12.0, 12.1, 12.2])
     write(tmp_path, name("bn_after_addition"), [9.4])
     write(tmp_path, "cifar10/resnet164-full_preactivation", [5.4, 5.5, 5.6])
-    found = rows(section(tmp_path, "table2"))
+    text = section(tmp_path, "table2")
+    assert "\n7 of 10 pairs of rows have the published order: " in text
+    found = rows(text)
     assert {label: own["against the original"] for label, own in found.items()} == {
         "ResNet-110, original": "-",
         "ResNet-110, full_preactivation": "lower, as published",
@@ -113,7 +115,9 @@ def test_a_published_failure_is_higher_than_every_number(tmp_path):
     write(tmp_path, ORIGINAL, [6.5, 6.6, 6.7])
     write(tmp_path, "cifar10/resnet110-original-none", [30.0, 31.0, 32.0])
     write(tmp_path, "cifar10/resnet110-original-dropout", [5.5, 5.6, 5.7])
-    found = rows(section(tmp_path, "table1"))
+    text = section(tmp_path, "table1")
+    assert "\n1 of 2 pairs of rows have the published order: " in text  # two fails are no pair
+    found = rows(text)
     plain, dropout = found["ResNet-110, constant scaling (0, 1)"], found[DROPOUT]
     assert (plain["published"], dropout["published"]) == ("fail (> 20)", "fail (> 20)")
     assert plain["against the original"] == "higher, as published"
