@@ -135,13 +135,13 @@ class LayerUnit(Unit):
         return isinstance(self.layer, UnitStack)
 
     @property
-    def pattern(self) -> ResidualUnit:
+    def template(self) -> ResidualUnit:
         """The unit, or the template of a stack."""
-        return self.layer.pattern if isinstance(self.layer, UnitStack) else self.layer
+        return self.layer.template if isinstance(self.layer, UnitStack) else self.layer
 
     @property
     def is_plain(self) -> bool:
-        return not self.pattern.shortcut.reads_input
+        return not self.template.shortcut.reads_input
 
 
 @dataclasses.dataclass(frozen=True)

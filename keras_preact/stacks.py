@@ -31,20 +31,20 @@ class _Body:
     turn.
 
     Args:
-        unit: The template layer.
-        stacked: For each variable of `unit`, in order, the variable that holds its
+        template: The layer.
+        stacked: For each variable of `template`, in order, the variable that holds its
             values for all units.
-        state: Indices of the variables that change in training without a gradient.
+        updated: Indices of the variables that change in training without a gradient.
         weights: Indices of all variables except the states of seeds, which only
             training reads.
-        initial: Initialisers of the variables that `unit` had before it was built, by
+        initial: Initialisers of the variables that `template` had before it was built, by
             the variables' ids. Keras drops an initialiser once it has used it, which may
             happen at the end of any scope.
     """
 
-    unit: keras.Layer
+    template: keras.Layer
     stacked: list = dataclasses.field(default_factory=list)
-    state: list[int] = dataclasses.field(default_factory=list)
+    updated: list[int] = dataclasses.field(default_factory=list)
     weights: list[int] = dataclasses.field(default_factory=list)
     initial: dict[int, Callable] = dataclasses.field(default_factory=dict)
 
@@ -140,7 +140,7 @@ class LayerStack(keras.Layer):
         config = template.get_config() | {"trainable": True}
         with keras.StatelessScope(initialize_variables=False):
             self._body = _Body(type(template).from_config(config))
-            for variable in self._body.unit.variables:
+            for variable in self._body.template.variables:
                 self._body.initial[id(variable)] = _initializer_of(variable)
         if backend == "tensorflow" and not devices.tensorflow_has_gpu():
             # Train step of ResNet-164 on two cores, batch 16, TensorFlow 2.21: 6.6 s as scans with
@@ -174,7 +174,7 @@ class LayerStack(keras.Layer):
         return stack
 
     def build(self, input_shape):
-        unit = self._body.unit
+        unit = self._body.template
         with keras.StatelessScope():  # until its end, variables keep their initialisers
             output_shape = tuple(self._build_unit(tuple(input_shape)))
             initial = {id(variable): _initializer_of(variable) for variable in unit.variables}
@@ -198,12 +198,12 @@ class LayerStack(keras.Layer):
                 self._seed_states.append(seeds)
                 stacked = seeds.state
             self._body.stacked.append(stacked)
-        self._body.state = [i for i, v in enumerate(unit.variables) if not v.trainable]
+        self._body.updated = [i for i, v in enumerate(unit.variables) if not v.trainable]
         self._body.weights = [i for i, v in enumerate(unit.variables) if id(v) in weights]
 
     def _build_unit(self, input_shape: tuple) -> tuple:
         """Build the unit and return the shape of its output."""
-        return _build_by_call(self._body.unit, input_shape)
+        return _build_by_call(self._body.template, input_shape)
 
     def _stack(self, variable: keras.Variable, shape: tuple, initializer: Callable):
         """Make the weight that holds `variable` for all units. Its path below the
@@ -215,7 +215,7 @@ class LayerStack(keras.Layer):
                 "their weights: stack units without constraints. Received: "
                 f"{variable.path} with {variable.constraint!r}"
             )
-        *scopes, name = below(self._body.unit, variable).split("/")
+        *scopes, name = below(self._body.template, variable).split("/")
         with contextlib.ExitStack() as name_scopes:
             for scope in scopes:
                 name_scopes.enter_context(keras.name_scope(scope))
@@ -234,7 +234,7 @@ class LayerStack(keras.Layer):
 
     def _name_of(self, i: int) -> str:
         """Return the name of unit `i`."""
-        name = self._body.unit.name
+        name = self._body.template.name
         match = re.fullmatch(r"(.*?)(\d+)", name)
         return f"{match[1]}{int(match[2]) + i}" if match else f"{name}_{i + 1}"
 
@@ -264,7 +264,14 @@ class LayerStack(keras.Layer):
         return unit(x, **_training_of(unit, training))
 
     def run(
-        self, step: Callable, x, slices: dict | None = None, outputs=(), *, unrolled=False, training
+        self,
+        step: Callable,
+        x,
+        slices: dict | None = None,
+        outputs=(),
+        *,
+        python_loop=False,
+        training,
     ):
         """Call a function for each unit in turn, with that unit's weights.
 
@@ -275,7 +282,7 @@ class LayerStack(keras.Layer):
                 unit.
             outputs: `keras.KerasTensor`s with shape and dtype of the tensors that a
                 step returns in addition to the next x.
-            unrolled: Whether to run a Python loop without recomputing, regardless of
+            python_loop: Whether to run a Python loop without recomputing, regardless of
                 the stack's own execution. `outputs` may then be left out. It is for
                 loops that run only once, which are not worth compiling.
             training: Whether to run in training mode.
@@ -284,15 +291,15 @@ class LayerStack(keras.Layer):
             The last x, and the tensors that the steps returned, with a leading axis of
             units.
         """
-        unit = self._body.unit
+        unit = self._body.template
         if unit.trainable != self.trainable:
             # a frozen batch normalisation uses its moving statistics
             unit.trainable = self.trainable
         variables = unit.variables
-        state = self._body.state if training else []
+        updated = self._body.updated if training else []
         read = range(len(variables)) if training else self._body.weights
         values = {i: ops.convert_to_tensor(self._body.stacked[i]) for i in read}
-        for i in state:
+        for i in updated:
             # on torch the assignment below is in place, but recomputing needs the old values
             values[i] = ops.copy(values[i])
 
@@ -303,27 +310,27 @@ class LayerStack(keras.Layer):
             with scope:
                 y, collected = step(unit, x, slices)
             # assigned after the loop, because a recomputation would assign once more
-            new = [ops.stop_gradient(scope.get_current_value(variables[i])) for i in state]
-            return y, {"state": new, "collected": collected}
+            new = [ops.stop_gradient(scope.get_current_value(variables[i])) for i in updated]
+            return y, {"updated": new, "collected": collected}
 
-        execution = "loop" if unrolled else self._execution()
+        execution = "loop" if python_loop else self._execution()
         # XLA on a CPU is slow at convolutions in a loop; matrix products return the same
         as_products = execution == "scan" and devices.scan_is_slow()
         for layer in unit._flatten_layers():
             if isinstance(layer, PaddedConv2D):
                 layer.as_products = as_products
-        specs = [keras.KerasTensor(variables[i].shape, values[i].dtype) for i in state]
+        specs = [keras.KerasTensor(variables[i].shape, values[i].dtype) for i in updated]
         y, new = loops.repeat(
             run_unit,
             x,
             {"values": [values[i] for i in read], **(slices or {})},
             self.depth,
-            {"state": specs, "collected": outputs},
+            {"updated": specs, "collected": outputs},
             execution=execution,
-            remat=0 if unrolled else int(self.remat),
+            remat=0 if python_loop else int(self.remat),
             unroll=self.unroll,
         )
-        for i, value in zip(state, new["state"], strict=True):
+        for i, value in zip(updated, new["updated"], strict=True):
             self._body.stacked[i].assign(value)
         return y, new["collected"]
 
@@ -340,18 +347,18 @@ class LayerStack(keras.Layer):
         return keras.KerasTensor(shape, self.compute_dtype)
 
     @property
-    def pattern(self) -> keras.Layer:
+    def template(self) -> keras.Layer:
         """The template layer, which runs with the weights of each unit in turn. Nothing
         reads the values of its own variables.
         """
-        return self._body.unit
+        return self._body.template
 
     @property
     def stacked_variables(self) -> list[tuple[keras.Variable, keras.Variable]]:
-        """Pairs of a variable of `pattern` and the stack's variable that holds its
+        """Pairs of a variable of `template` and the stack's variable that holds its
         values for all units, with a leading axis of units.
         """
-        return list(zip(self._body.unit.variables, self._body.stacked, strict=True))
+        return list(zip(self._body.template.variables, self._body.stacked, strict=True))
 
     @property
     def unit_names(self) -> list[str]:
@@ -370,7 +377,7 @@ class LayerStack(keras.Layer):
         return unit
 
     def _new_unit(self, i: int) -> keras.Layer:
-        template = self._body.unit
+        template = self._body.template
         config = {"name": self._name_of(i), "trainable": self.trainable}
         unit = type(template).from_config(template.get_config() | config)
         _build_by_call(unit, self.get_build_config()["input_shape"])
@@ -395,7 +402,7 @@ class LayerStack(keras.Layer):
         self.trainable = units[0].trainable
 
     def _check_same(self, units: Sequence[keras.Layer]) -> None:
-        expected = _structure(self._body.unit)
+        expected = _structure(self._body.template)
         expected_shapes = [stacked.shape[1:] for stacked in self._body.stacked]
         for unit in units:
             config = _structure(unit)
@@ -426,7 +433,7 @@ class LayerStack(keras.Layer):
     def get_config(self):
         config = super().get_config()
         del config["dtype"]  # the unit's
-        unit = keras.saving.serialize_keras_object(self._body.unit)
+        unit = keras.saving.serialize_keras_object(self._body.template)
         unit.pop("build_config", None)  # the stack builds it
         return config | {
             "unit": unit,
@@ -490,7 +497,7 @@ class UnitStack(LayerStack):
             )
 
     def _build_unit(self, input_shape: tuple) -> tuple:
-        unit = self._body.unit
+        unit = self._body.template
         unit.build(input_shape)
         return unit.compute_output_shape(input_shape)
 
@@ -552,12 +559,12 @@ class UnitStack(LayerStack):
         slices = {} if perturbations is None else {"added": ops.cast(perturbations, x.dtype)}
         if residual_scale is not None:
             slices["scale"] = ops.convert_to_tensor(residual_scale)
-        return self.run(step, x, slices, unrolled=True, training=training)[1]
+        return self.run(step, x, slices, python_loop=True, training=training)[1]
 
     def _new_unit(self, i: int) -> ResidualUnit:
         rates = self.stochastic_depth
         rate = {} if rates is None else {"stochastic_depth": rates[i]}
-        unit = self._body.unit.at(self._name_of(i), trainable=self.trainable, **rate)
+        unit = self._body.template.at(self._name_of(i), trainable=self.trainable, **rate)
         unit.build(self.get_build_config()["input_shape"])
         return unit
 

@@ -121,10 +121,10 @@ class ResidualUnit(keras.Layer):
             residual = ops.stop_gradient(residual)
         if residual_scale is not None:
             residual = residual * ops.cast(residual_scale, residual.dtype)
-        fitting = activated if self._activate_both else x
-        fitted = chains.run_chain(self.shape_change, fitting, training)
+        source = activated if self._activate_both else x
+        changed = chains.run_chain(self.shape_change, source, training)
         # gates and constant scaling also change the residual
-        shortcut, residual = self.shortcut.paths(fitted, residual, training)
+        shortcut, residual = self.shortcut.paths(changed, residual, training)
         total = shortcuts.add(shortcut, residual)
         output = chains.run_chain(self.after_addition, total, training)
         return Trace(activated, shortcut, residual, total, output)
@@ -266,9 +266,9 @@ class ResidualUnit(keras.Layer):
                 shape_change = self._pooling("projection")
                 strides = 1 if shape_change else strides
                 if not shortcut_projects:
-                    shape_change += self._fit(axis, strides)
+                    shape_change += self._projection(axis, strides)
             self.shape_change = shape_change
-            fitted = chains.build_chain(self.shape_change, input_shape)
+            changed = chains.build_chain(self.shape_change, input_shape)
         self.shortcut = self._make_shortcut(
             name=template.place,
             kernel_initializer=template.kernel_initializer or self._kernel("shortcut"),
@@ -276,7 +276,7 @@ class ResidualUnit(keras.Layer):
             dtype=self.dtype_policy,
             **({"filters": self.channels_out, "strides": strides} if shortcut_projects else {}),
         )
-        self.shortcut.build(fitted if shortcut_projects else shape)
+        self.shortcut.build(changed if shortcut_projects else shape)
 
         # f
         with keras.name_scope("after_addition"):
@@ -350,7 +350,7 @@ class ResidualUnit(keras.Layer):
             return []
         return [keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy)]
 
-    def _fit(self, axis: int, strides: int) -> list[keras.Layer]:
+    def _projection(self, axis: int, strides: int) -> list[keras.Layer]:
         """Return the layers that give x the shape of F(x)."""
         if self.shape_shortcut == "zero_pad":
             settings: dict = {"name": "zero_pad", "dtype": self.dtype_policy}

@@ -123,7 +123,7 @@ class Observed:
         """Run a unit or a stack and return its output. Write what `look` returns for
         each unit into `results`.
         """
-        axis = 1 if unit.pattern.data_format == "channels_first" else -1
+        axis = 1 if unit.template.data_format == "channels_first" else -1
         outputs = []
 
         def seen(trace: Trace):

@@ -244,7 +244,7 @@ def _all_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
     for sublayer in layer._flatten_layers():
         yield sublayer
         if isinstance(sublayer, UnitStack):
-            yield from _all_layers(sublayer.pattern)
+            yield from _all_layers(sublayer.template)
 
 
 def padded(dataset, rows: slice, batch_size: int, count: int):

@@ -54,14 +54,14 @@ class Activations:
             if isinstance(step.operation, UnitStack):
                 spec = self.graph.specs[step.inputs[0]]
                 x = keras.KerasTensor((self.graph.batch, *spec.shape[1:]), spec.dtype)
-                unit = Graph(step.operation.pattern, x, every_kernel=True)
+                unit = Graph(step.operation.template, x, every_kernel=True)
                 self.units[id(step.operation)] = unit
         owner = owners(model)
         #: Stacks and the weight layers outside of them, with the places of each.
         self.layers: list[tuple[keras.Layer, list[WeightPlace]]] = []
         for layer in _weight_layers(model):
             if isinstance(layer, UnitStack):
-                unit = layer.pattern
+                unit = layer.template
                 inside = [below(unit, sublayer.kernel) for sublayer in _weight_layers(unit)]
                 columns = [places(f"{layer.name}/{path}", layer) for path in inside]
                 layer_places = [place for row in zip(*columns, strict=True) for place in row]
@@ -142,7 +142,7 @@ class Activations:
 
     def _measured_stack(self, stack: UnitStack, statistics: dict[int, Any], x):
         """Run a stack; return its output, and add its figures to `statistics`."""
-        layers = _weight_layers(stack.pattern)
+        layers = _weight_layers(stack.template)
 
         def step(unit, x, slices):
             [y], inside = self._measured(self.units[id(stack)], [x])

@@ -212,7 +212,7 @@ def _variables(
     """
     names, owner, pairs = [layer.name], layer, [(weight, weight) for weight in layer.variables]
     if isinstance(layer, UnitStack):
-        names, owner, pairs = layer.unit_names, layer.pattern, layer.stacked_variables
+        names, owner, pairs = layer.unit_names, layer.template, layer.stacked_variables
     ids = {id(weight) for weight in owner.weights}
     weights = {below(owner, weight): variable for weight, variable in pairs if id(weight) in ids}
     return names, weights, [variable for weight, variable in pairs if id(weight) not in ids]

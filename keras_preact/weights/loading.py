@@ -76,9 +76,9 @@ def named(model: keras.Model) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for layer in model.layers:
         if isinstance(layer, UnitStack):
-            weights = {id(weight) for weight in layer.pattern.weights}
+            weights = {id(weight) for weight in layer.template.weights}
             stacked = [
-                (below(layer.pattern, weight), variable)
+                (below(layer.template, weight), variable)
                 for weight, variable in layer.stacked_variables
                 if id(weight) in weights
             ]

@@ -27,7 +27,7 @@ def test_frozen_unit_in_training(arrangement):
     assert not kp.ResidualUnit.from_config(unit.get_config()).trainable
 
 
-def test_a_frozen_pattern_freezes_the_norms_alone():
+def test_a_frozen_template_freezes_the_norms_alone():
     unit = kp.ResidualUnit(4, normalization=keras.layers.BatchNormalization(trainable=False))
     unit.build((2, 5, 6, 4))
     trained = [weight.path.rsplit("/", 2)[1] for weight in unit.trainable_weights]

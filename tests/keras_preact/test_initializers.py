@@ -117,10 +117,10 @@ def test_a_shortcut_has_its_own_initialiser_and_masks():
     unit.build((2, 5, 5, 4))
     assert [value.mean() for value in kernels(unit).values()] == [0, 0, 1]
     dropout = kp.shortcuts.Dropout(0.5, seed=1)
-    pattern = kp.ResidualUnit(4, shortcut=dropout, kernel_initializer="zeros")
+    template = kp.ResidualUnit(4, shortcut=dropout, kernel_initializer="zeros")
     x = np.ones((1, 16, 16, 4), "float32")
     one, other, again = (
-        harness.numpy(pattern.at(name)(x, training=True)) for name in ("unit1", "unit2", "unit1")
+        harness.numpy(template.at(name)(x, training=True)) for name in ("unit1", "unit2", "unit1")
     )
     assert not np.array_equal(one, other)
     np.testing.assert_array_equal(one, again)

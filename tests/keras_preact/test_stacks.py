@@ -349,7 +349,7 @@ def test_weights_made_before_the_build_have_values_of_their_own():
 @pytest.mark.parametrize("group", [2, 100])
 def test_seeded_units_start_as_those_that_at_makes(group, monkeypatch):
     monkeypatch.setattr(stacks, "GROUP", group)
-    pattern = kp.ResidualUnit(
+    template = kp.ResidualUnit(
         4,
         kernel_initializer=keras.initializers.HeNormal(seed=1),
         use_bias=True,
@@ -357,10 +357,10 @@ def test_seeded_units_start_as_those_that_at_makes(group, monkeypatch):
         shortcut=kp.shortcuts.Conv1x1(kernel_initializer=keras.initializers.HeNormal(seed=3)),
         name="a_unit8",
     )
-    stack = kp.UnitStack(pattern, 3)
+    stack = kp.UnitStack(template, 3)
     stack.build(IMAGES)
     for i, name in enumerate(["a_unit8", "a_unit9", "a_unit10"]):
-        single = pattern.at(name)
+        single = template.at(name)
         single.build(IMAGES)
         assert stack.unit(i).name == name
         for path, value in harness.weights(single).items():
