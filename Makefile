@@ -106,10 +106,11 @@ $(VENV)-lowest/.installed: pyproject.toml constraints/lowest.txt
 	  $(torch_index) -e '.[jax,torch]' pytest | sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 
-lint: $(tests) ## Check style and types.
+lint: $(tests) ## Check style, types, and that every mutant applies.
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
+	$(bin)/python tests/mutants --list > /dev/null
 
 docs: $(VENV)/.installed-docs ## Build the documentation into site/.
 	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict

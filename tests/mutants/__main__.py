@@ -55,8 +55,12 @@ class Mutant:
         """Whether a pattern is its name's, or its area."""
         return pattern == self.area or fnmatch.fnmatch(self.name, pattern)
 
-    def apply(self, folder: Path) -> str:
-        """Break the file below `folder` and return its text from before."""
+    def text(self, folder: Path) -> str:
+        """Return the text of the file below `folder`.
+
+        Raises:
+            LookupError: if the text to replace is not in it exactly once.
+        """
         path = folder / self.file
         text = path.read_text() if path.is_file() else ""
         if text.count(self.old) != 1:
@@ -64,7 +68,12 @@ class Mutant:
                 f"{self.name}: {self.file} has the text {text.count(self.old)} times, not once: "
                 f"{self.old!r}"
             )
-        path.write_text(text.replace(self.old, self.new))
+        return text
+
+    def apply(self, folder: Path) -> str:
+        """Break the file below `folder` and return its text from before."""
+        text = self.text(folder)
+        (folder / self.file).write_text(text.replace(self.old, self.new))
         return text
 
 
@@ -184,7 +193,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", help="names, patterns such as 'bn_*', or areas")
-    parser.add_argument("--list", action="store_true", help="list the mutants, run none")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the mutants, check that each applies, and run none",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="mutants that run at the same time")
     options = parser.parse_intermixed_args()
     chosen = [
@@ -199,6 +212,7 @@ def main() -> int:
         parser.error(f"no such mutant: {', '.join(unknown)}. --list names them all")
     if options.list:
         for mutant in chosen:
+            mutant.text(ROOT)
             print(f"{mutant.name:36} {mutant.file}")
         return 0
     return check(chosen, options.jobs)
