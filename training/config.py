@@ -232,7 +232,7 @@ class Checkpoint:
     keep: int = 3
     """Number of checkpoints to keep."""
     best: bool = True
-    """Write best.keras after the best epoch so far."""
+    """Write best.keras after the best epoch so far. --checkpoint.no-best: never."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,8 +54,8 @@ def export(
             network in 8 bits for `serve --engine openvino`, faster on most CPUs, and
             measures 300 training images for it. The accuracy on test images is compared
             first, and may fall by half a point.
-        fold_batch_norm: Whether batch normalisations are folded into the weights before
-            them.
+        fold_batch_norm: Fold batch normalisations into the weights before them.
+            --no-fold-batch-norm: keep them.
         temperature: Number that the logits are divided by, for calibrated probabilities.
             fitted: the one that `keras-preact evaluate` fitted on held-out images.
         data_dir: Directory of the images, for bfloat16 and int8. If not given: the run's

@@ -52,13 +52,13 @@ def train(run: Run) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with runs.held(folder):
             _directory(run, folder)  # another process may have begun a run in it since
-            _train(run, folder)
+            _train_in(folder, run)
     else:
-        _train(run, folder)
+        _train_in(folder, run)
     return folder
 
 
-def _train(run: Run, folder: Path) -> None:
+def _train_in(folder: Path, run: Run) -> None:
     added = callbacks.made_by_user(run.config.callbacks, folder) if run.is_chief else []
 
     # --- Restore the newest checkpoint, or begin
@@ -201,7 +201,7 @@ class Fit:
             callbacks.Diverged: for a loss that is not finite, with an explanation.
         """
         try:
-            self._fit()
+            self._call_fit()
         except callbacks.Diverged as diverged:
             diverged.explanation = divergence.message(
                 diverged.loss,
@@ -211,7 +211,7 @@ class Fit:
             )
             raise
 
-    def _fit(self) -> None:
+    def _call_fit(self) -> None:
         run, plan = self.run, self.run.plan
         model = run.model
         # not by the steps: the last epoch may be short
