@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,50 +142,56 @@ def _statuses(runs: Sequence[tuple[str, int]], options: Options) -> list[int]:
         # JAX takes so much of the device's memory at once
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / options.parallel:.2f}",
     }
-    children_now: set[subprocess.Popen] = set()
-
-    with _forwarding_signals(children_now) as received:
+    with _forwarding_signals() as (received, running, lock):
 
         def status(run: tuple[str, int]) -> int:
-            if received:
-                return PREEMPTED
-            process = children.start(
-                f"{__package__}.run",
-                json.dumps((*run, dataclasses.asdict(options)), default=str),
-                os.environ.get("KERAS_BACKEND", "tensorflow"),
-                variables=variables,
-            )
-            children_now.add(process)
+            with lock:
+                if received:
+                    return PREEMPTED
+                process = children.start(
+                    f"{__package__}.run",
+                    json.dumps((*run, dataclasses.asdict(options)), default=str),
+                    os.environ.get("KERAS_BACKEND", "tensorflow"),
+                    variables=variables,
+                )
+                running.add(process)
             try:
                 return process.wait()
             finally:
-                children_now.remove(process)
+                running.remove(process)
 
-        with ThreadPoolExecutor(options.parallel) as threads:
-            statuses = list(threads.map(status, runs))
+        with futures.ThreadPoolExecutor(options.parallel) as threads:
+            statuses = [threads.submit(status, run) for run in runs]
+            # without a limit, this thread could sleep through a signal
+            while futures.wait(statuses, timeout=1).not_done:
+                pass
     if signal.SIGINT in received:
         raise KeyboardInterrupt
     if signal.SIGTERM in received:
         sys.exit(PREEMPTED)
-    return statuses
+    return [each.result() for each in statuses]
 
 
 @contextlib.contextmanager
-def _forwarding_signals(processes: Collection[subprocess.Popen]) -> Iterator[list[int]]:
-    """Forward SIGINT and SIGTERM to the processes. Yield the list of signals received so
-    far.
+def _forwarding_signals() -> Iterator[tuple[list[int], set[subprocess.Popen], threading.RLock]]:
+    """Forward SIGINT and SIGTERM to processes. Yield the list of signals received so far,
+    the set of the processes, and the lock with which to start one, so that none misses a
+    signal.
     """
     received: list[int] = []
+    processes: set[subprocess.Popen] = set()
+    lock = threading.RLock()  # a second signal can interrupt `forward`
 
     def forward(number: int, _frame) -> None:
-        received.append(number)
-        for process in list(processes):
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+        with lock:
+            received.append(number)
+            for process in list(processes):
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received
+        yield received, processes, lock
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
