@@ -171,13 +171,20 @@ class Network:
         return collections.Counter(map(self.arrangement, self._typical)).most_common(1)[0][0]
 
     @cached_property
-    def is_preactivation(self) -> bool:
-        """Whether most branches start with a norm, directly after an addition."""
-        preactivated = [
-            self.roles(unit.branch)[:1] == ["norm"] and not self.roles(unit.shared)
+    def usual_start(self) -> list[str] | None:
+        """Roles between an addition and the next weight of most units, without dropout;
+        None if the units differ. Of equal roles, only the last counts: the normalisation
+        and activation of a branch replace an activation right after the addition.
+        """
+        starts = collections.Counter(
+            (
+                *self.order(unit.shared),
+                *itertools.takewhile(lambda role: role != "weight", self.order(unit.branch)),
+            )
             for unit in self._typical
-        ]
-        return 2 * sum(preactivated) > len(preactivated)
+        )
+        [(start, units)] = starts.most_common(1)
+        return [*dict.fromkeys(start[::-1])][::-1] if 2 * units > starts.total() else None
 
     @cached_property
     def head(self) -> list[int]:

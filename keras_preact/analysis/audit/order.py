@@ -267,8 +267,8 @@ def _damped(network: Network) -> dict[str, float]:
 
 
 def final_activation(check: Check, network: Network) -> AuditFinding:
-    """Compare the layers after the last addition with what the units need; find doubled
-    norms.
+    """Compare the layers after the last addition with those that the arrangement needs, or
+    with those before the units' weights if it is unknown; find doubled norms.
     """
     steps = [network.graph.steps[i] for i in network.head]
     names = [step.name for step in steps if set(step.roles) & {"norm", "activation"}]
@@ -280,18 +280,27 @@ def final_activation(check: Check, network: Network) -> AuditFinding:
         if role in ("norm", "activation")
     ]
     row = ARRANGEMENTS.get(network.usual_arrangement or "")
+    wanted: list[str] | None
     if network.per_token:
         wanted = ["norm"]
     elif row is not None:
         wanted = [*row.after_addition, *row.head]
     else:
-        wanted = ["norm", "activation"] if network.is_preactivation else []
+        # The classifier reads the last sum, as one more unit would.
+        wanted = network.usual_start
+        if wanted is None and order == ["norm", "activation"]:
+            wanted = order  # enough for any unit
+    needed = "unknown, because the units differ before their first weight layer"
+    if wanted is not None:
+        needed = _in_words(wanted) or "none"
     doubled = _doubled(network)
     present = _in_words(order) or "no normalisation and no activation"
-    detail = f"After the last addition: {present}. Needed: {_in_words(wanted) or 'none'}."
+    detail = f"After the last addition: {present}. Needed: {needed}."
     if doubled:
         detail = f"A normalisation directly follows another one: {', '.join(doubled)}. {detail}"
     figure = order.count("norm")
+    if wanted is None:
+        return check.finding(Status.WARN, figure, doubled or names, detail, is_ranked=False)
     if any(order.count(role) < wanted.count(role) for role in wanted):
         return check.finding(Status.FAIL, figure, [network.units[-1].name], detail)
     if wanted[:1] == ["norm"] and order[:1] == ["activation"]:

@@ -179,6 +179,65 @@ def test_each_mistake_is_found_at_its_place_and_nothing_else(mistake):
         assert f"has {WORDS[mistake]}. In {place}: " in result[PATH].detail
 
 
+def of_no_known_arrangement(starts, sums, last) -> keras.Model:
+    """A network of dense units `x + W ReLU(W start(x))`, of which none is in
+    `kp.ARRANGEMENTS`.
+
+    Args:
+        starts: Layers before the first weight of each of 3 units: n, a.
+        sums: Layers after each addition but the last.
+        last: Layers after the last addition.
+    """
+
+    def applied(x, kinds):
+        for kind in kinds:
+            x = layers.BatchNormalization()(x) if kind == "n" else layers.ReLU()(x)
+        return x
+
+    inputs = keras.Input((20,))
+    x = layers.Dense(16)(inputs)
+    for i, start in enumerate(starts, 1):
+        y = layers.Dense(16)(layers.Dense(16, activation="relu")(applied(x, start)))
+        x = applied(layers.Add(name=f"unit{i}")([x, y]), sums if i < 3 else last)
+    return keras.Model(inputs, layers.Dense(5)(x))
+
+
+NORM, RELU = "a normalisation", "an activation"
+
+
+@pytest.mark.parametrize(
+    ("start", "sums", "last", "needed", "status"),
+    [
+        # the classifier needs the branches' BN-ReLU: the ReLU of the sums is no part of it
+        ("na", "a", "a", f"{NORM}, then {RELU}", "FAIL"),
+        ("na", "a", "na", f"{NORM}, then {RELU}", "PASS"),
+        ("na", "a", "ana", f"{NORM}, then {RELU}", "FAIL"),
+        ("na", "", "a", f"{NORM}, then {RELU}", "FAIL"),
+        ("na", "", "na", f"{NORM}, then {RELU}", "PASS"),
+        # the order of original units, without normalisation
+        ("", "a", "a", RELU, "PASS"),
+        ("", "a", "", RELU, "FAIL"),
+        ("n", "a", "an", f"{RELU}, then {NORM}", "PASS"),
+        ("n", "a", "a", f"{RELU}, then {NORM}", "FAIL"),
+        ("", "", "", "none", "PASS"),
+    ],
+)
+def test_without_a_known_arrangement_the_classifier_needs_what_a_unit_needs(
+    start, sums, last, needed, status
+):
+    result = audit(of_no_known_arrangement([start] * 3, sums, last), VECTORS)
+    assert result.arrangement is None
+    assert result[LAST].detail.endswith(f"Needed: {needed}.")
+    assert str(result[LAST].status) == status
+
+
+@pytest.mark.parametrize(("last", "status"), [("", "WARN"), ("a", "WARN"), ("na", "PASS")])
+def test_what_the_classifier_needs_is_unknown_if_units_differ(last, status):
+    found = audit(of_no_known_arrangement(["na", "na", ""], "", last), VECTORS)[LAST]
+    assert ("Needed: unknown" in found.detail) == (status == "WARN")
+    assert str(found.status) == status
+
+
 def multiply(model, factors):
     for name, factor in factors.items():
         layer = model.get_layer(name)
