@@ -5,9 +5,10 @@ server.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -28,6 +29,8 @@ def predict(
 ) -> None:
     """Classify image files with an exported model, with TensorFlow alone.
 
+    Images of another size, or with other channels, are converted. A warning says so.
+
     Args:
         model: Directory of an exported model, saved_models/NAME.
         images: Image files: PNG or JPEG.
@@ -38,11 +41,15 @@ def predict(
         raise cli.UserError(f"Name at least one image file: {cli.command('predict')} {model} IMAGE")
     cli.check_positive(top=top)
     path = version_path(model, version)
-    classes = read_classes(path)
+    card = read_card(path)
+    classes = card["classes"]
     files = [read_file(image) for image in images]
     loaded = load(path)
     # Decode all images first: a broken one is an error before anything is printed.
     pixels = [decode(loaded, *named) for named in zip(images, files, strict=True)]
+    crops = (card.get("preprocessing") or {}).get("crop") is not None
+    for change in changes(images, files, pixels, crops):
+        print(f"warning: {change}", file=sys.stderr)
     width = max(map(len, classes))
     for image, batch in zip(images, pixels, strict=True):
         probabilities = loaded.core(batch)["probabilities"][0].numpy()
@@ -86,14 +93,15 @@ def version_path(model: Path, version: int | None) -> Path:
     return model / str(version or versions[-1])
 
 
-def read_classes(path: Path) -> list[str]:
-    """Return the names of the classes from the model card of a version."""
+def read_card(path: Path) -> dict[str, Any]:
+    """Return the model card of a version, which has the names of the classes."""
     files = [path / "assets.extra" / "model_card.json", path.parent / "model_card.json"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise cli.UserError(f"{path} has no model_card.json, which holds the class names.")
     with cli.reading(f"{file} is not a model card of keras-preact"):
-        return list(json.loads(file.read_text(encoding="utf-8"))["classes"])
+        card = json.loads(file.read_text(encoding="utf-8"))
+        return card | {"classes": list(card["classes"])}
 
 
 def read_file(path: Path) -> bytes:
@@ -133,6 +141,43 @@ def decode(loaded, path: Path, file: bytes):
         sentence = error.message.partition("<<")[2].partition(">>")[0]
         reason = sentence.replace("image 0", "it", 1) or "it is damaged"
         raise cli.UserError(f"Cannot read the image {path}: {reason}.") from error
+
+
+def changes(
+    images: Sequence[Path], files: Sequence[bytes], inputs: Sequence[Any], crops: bool
+) -> list[str]:
+    """Return a sentence for each kind of change between images and inputs of the model.
+
+    Args:
+        images: Paths of the images.
+        files: Their contents, PNG or JPEG.
+        inputs: What `decode` returned for them.
+        crops: Whether the model crops images of another size.
+    """
+    import tensorflow as tf
+
+    changed: dict[str, list[str]] = {}
+    for image, file, batch in zip(images, files, inputs, strict=True):
+        _, height, width, channels = batch.shape
+        rows, columns, components = tf.io.decode_image(file, expand_animations=False).shape
+        is_gray = components < 3
+        kinds = {}
+        if (rows, columns) != (height, width):
+            how = "scaled" if rows * width == columns * height else "stretched"
+            how = "scaled and cropped" if crops else how
+            kinds[f"{how} to {width} x {height} pixels"] = f"{image} ({columns} x {rows})"
+        if is_gray != (channels == 1):
+            way = "grayscale to colour" if is_gray else "colour to grayscale"
+            kinds[f"converted from {way}"] = f"{image}"
+        if components in (2, 4):
+            kinds["read without their transparency"] = f"{image}"
+        for kind, name in kinds.items():
+            changed.setdefault(kind, []).append(name)
+    return [
+        f"Images were {kind}: {', '.join(names[:3])}"
+        + (f" and {len(names) - 3} more." if len(names) > 3 else ".")
+        for kind, names in changed.items()
+    ]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from PIL import Image
 
 from keras_preact.export._images import decoder
+from keras_preact.preprocessing import Preprocessing
 from tests.training import commands
 from training import predict
 
@@ -25,19 +26,22 @@ def darkness_and_halves(images):
     return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
 
-def save_model(path, core=darkness_and_halves, classes=CLASSES, preprocessing=None, decodes=True):
+def save_model(
+    path, core=darkness_and_halves, classes=CLASSES, preprocessing=None, decodes=True, channels=1
+):
     """Save a model of three classes, with the functions of the project's exports."""
     module = tf.Module()
-    shape = tf.TensorSpec([None, 8, 8, 1], tf.float32, name="images")
+    shape = tf.TensorSpec([None, 8, 8, channels], tf.float32, name="images")
     module.core = tf.function(core, input_signature=[shape])
     if decodes:
-        decode = decoder((8, 8), 1, preprocessing, max_pixels=1000)
+        decode = decoder((8, 8), channels, preprocessing, max_pixels=1000)
         files = tf.TensorSpec([None], tf.string)
         module.decode = tf.function(decode, input_signature=[files], autograph=False)
     tf.saved_model.save(module, str(path))
     (path.parent / "model_card.json").write_text(json.dumps({"classes": CLASSES}))
     (path / "assets.extra").mkdir(exist_ok=True)
-    (path / "assets.extra" / "model_card.json").write_text(json.dumps({"classes": classes}))
+    card = {"classes": classes, "preprocessing": preprocessing and preprocessing.to_dict()}
+    (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,8 @@ def models(tmp_path_factory):
     save_model(folder / "gray" / "2")
     save_model(folder / "gray" / "10", classes=["DARK", "LEFT", "RIGHT"])
     save_model(folder / "without files" / "1", decodes=False)
+    cropping = Preprocessing((0.0,), (1.0,), 8, resize=10, crop="center")
+    save_model(folder / "rgb" / "1", preprocessing=cropping, channels=3)
     return folder
 
 
@@ -75,6 +81,46 @@ def test_takes_the_highest_version(models, images, capsys):
     predict.main([str(models / "gray"), str(images / "right.png"), "--top", "1"])
     _, best = capsys.readouterr().out.splitlines()  # only the best class
     assert best.startswith("  RIGHT ")
+
+
+SQUARE, WIDE = (16, 16), (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "changes"),
+    [
+        ("gray", [("L", (8, 8)), ("1", (8, 8))], []),
+        ("gray", [("L", SQUARE)], ["scaled to 8 x 8 pixels: {0} (16 x 16)."]),
+        ("gray", [("L", WIDE)], ["stretched to 8 x 8 pixels: {0} (16 x 8)."]),
+        ("gray", [("RGB", (8, 8))], ["converted from colour to grayscale: {0}."]),
+        ("gray", [("LA", (8, 8))], ["read without their transparency: {0}."]),
+        ("rgb", [("RGB", (8, 8))], []),
+        ("rgb", [("L", (8, 8))], ["converted from grayscale to colour: {0}."]),
+        ("rgb", [("RGB", WIDE)], ["scaled and cropped to 8 x 8 pixels: {0} (16 x 8)."]),
+        (
+            "rgb",
+            [("RGBA", (8, 8)), ("LA", SQUARE), ("RGB", (8, 8))],
+            [
+                "read without their transparency: {0}, {1}.",
+                "scaled and cropped to 8 x 8 pixels: {1} (16 x 16).",
+                "converted from grayscale to colour: {1}.",
+            ],
+        ),
+        (
+            "gray",
+            [("L", (8, 8)), *[("L", (10 + i, 10 + i)) for i in range(5)]],
+            ["scaled to 8 x 8 pixels: {1} (10 x 10), {2} (11 x 11), {3} (12 x 12) and 2 more."],
+        ),
+    ],
+)
+def test_says_how_it_changes_images(models, tmp_path, capsys, model, given, changes):
+    files = [str(tmp_path / f"{i}.png") for i in range(len(given))]
+    for file, (mode, size) in zip(files, given, strict=True):
+        Image.new(mode, size).save(file)
+    predict.main([str(models / model), *files])
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [f"warning: Images were {text}".format(*files) for text in changes]
+    assert [line for line in out.splitlines() if line[0] != " "] == files
 
 
 def error_of(capsys, model, *arguments) -> str:
