@@ -140,17 +140,16 @@ def gallery() -> Iterator[tuple[str, object]]:
     names: dict[str, object] = {}
     for code in BLOCK.findall((ROOT / "docs" / GALLERY).read_text()):
         tree = ast.parse(code)
-        drawn = drawn_by(code)
+        drawn = drawn_by(tree)
         last = tree.body.pop() if drawn else None
         exec(compile(tree, GALLERY, "exec"), names)
         if isinstance(last, ast.Expr):
             yield drawn, eval(compile(ast.Expression(last.value), GALLERY, "eval"), names)
 
 
-def drawn_by(code: str) -> str:
+def drawn_by(block: ast.Module) -> str:
     """Return the name of the function of `figures` that a block ends with, or ""."""
-    last = ast.parse(code).body[-1]
-    match = re.match(r"figures\.(\w+)\(", ast.unparse(last))
+    match = re.match(r"figures\.(\w+)\(", ast.unparse(block.body[-1]))
     return match[1] if match else ""
 
 
@@ -181,7 +180,7 @@ def on_page_markdown(markdown, page, config, files):
         markdown = BLOCK.sub(
             lambda block: (
                 f"{block[0]}\n\n![{name}](figures/{name}.svg)"
-                if (name := drawn_by(block[1]))
+                if (name := drawn_by(ast.parse(block[1])))
                 else block[0]
             ),
             markdown,
