@@ -7,6 +7,8 @@ import numpy as np
 from keras import ops
 
 from keras_preact.graph import Graph, Step
+from keras_preact.models import first_batch
+from keras_preact.models.base import UnitNetwork
 
 
 def check_sample(model: keras.Layer, sample, argument: str = "x") -> list[np.ndarray]:
@@ -52,6 +54,14 @@ def _check(array: np.ndarray, symbol, argument: str) -> np.ndarray:
     ):
         raise ValueError(f"The model takes `{argument}` of shape {shape}. Received: {array.shape}")
     return array.astype(symbol.dtype) if symbol.dtype != "bfloat16" else array.astype("float32")
+
+
+def watch(model: keras.Model, x) -> None:
+    """Warn, as `fit` does, if `x` does not have the range that a network of this package
+    expects. The warning names the caller of the function that calls this one.
+    """
+    if isinstance(model, UnitNetwork):
+        first_batch.watched(x, first_batch.expected_input(model))
 
 
 def check_labels(labels, examples: int):

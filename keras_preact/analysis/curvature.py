@@ -75,6 +75,7 @@ def curvature(
     _checks.positive_int(probes, "probes")
     variables = model.trainable_variables
     arrays = _inputs.check_sample(model, x)
+    _inputs.watch(model, x)
     labels = _inputs.check_labels(labels, len(arrays[0]))
     value = _loss(model, Graph(model, _one(arrays)), arrays, labels, loss, training)
     multiply = autodiff.compiled(lambda *vectors: autodiff.hvp(value, variables, vectors))
@@ -164,6 +165,7 @@ def gradient_noise(
     Source: Appendix A.1 of arXiv 1812.06162.
     """
     arrays = _inputs.check_sample(model, x)
+    _inputs.watch(model, x)
     examples = len(arrays[0])
     if not isinstance(parts, int) or parts < 2 or examples % parts:
         raise ValueError(

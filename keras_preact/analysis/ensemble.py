@@ -73,6 +73,7 @@ def lesions(
             f"{len(x)} arrays"
         )
     [x] = _inputs.check_sample(model, x)
+    _inputs.watch(model, x)
     labels = _inputs.check_labels(labels, len(x))
     if labels is None:
         raise ValueError("`labels` must hold a class for each example. Received: labels=None")

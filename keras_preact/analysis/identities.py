@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import shortcuts
+from keras_preact.analysis import _inputs
 from keras_preact.analysis.observed import Observed
 from keras_preact.backend import autodiff
 from keras_preact.units import Trace
@@ -72,6 +73,7 @@ def check_identities(
     Source: Eq. 4 and 5 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
+    _inputs.watch(model, x)
     _, signal, gradients, _ = observed.gradients(_output)
     with keras.StatelessScope():  # batch statistics stay as they are
         values, residuals = observed.run(lambda trace, axis: ops.cast(trace.residual, "float32"))
@@ -151,6 +153,7 @@ def direct_path(
     Source: Sec. 3 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
+    _inputs.watch(model, x)
     _, signal, gradients, _ = observed.gradients(_output, detach_residual=True)
     gradient = [row.astype("float64") for row in gradients]
     ends = [end if end >= 0 else i - 1 for i, end in enumerate([*_ends(signal), -1])]

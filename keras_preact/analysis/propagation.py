@@ -7,6 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_preact.analysis import _inputs
 from keras_preact.analysis.observed import Observed, norms, other_axes
 from keras_preact.units import Trace
 
@@ -78,7 +79,9 @@ def propagation(
     Args:
         model: Any Keras model with residual units: one of this package, stacked or not,
             or any other in which two paths that start at one tensor are added.
-        x: A batch of inputs, or a list for a model with several inputs.
+        x: A batch of inputs, or a list for a model with several inputs. For a network of
+            this package, values outside the range that it expects cause a warning, as
+            in its `fit`.
         labels: Class numbers, one per example, or what `loss` takes.
         loss: A function `(labels, output)`. None: with labels, the cross-entropy from
             the logits or probabilities that the model returns; without labels, half the
@@ -103,6 +106,7 @@ def propagation(
     Source: Eq. 3 to 5, Sec. 3 and 4.1 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
+    _inputs.watch(model, x)
     value, statistics, gradients, on_weights = observed.gradients(
         _look, variables=model.trainable_variables
     )

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_preact.analysis import _inputs
 from keras_preact.analysis.figures import style
 from keras_preact.analysis.observed import Observed, other_axes
 from keras_preact.units import Trace
@@ -48,6 +49,7 @@ def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelP
     ((64, 3), 48)
     """
     observed = Observed(model, x, training=training)
+    _inputs.watch(model, x)
     with keras.StatelessScope():
         _, sizes = observed.run(_size)
     columns = [ops.convert_to_numpy(column) for columns in sizes for column in columns]

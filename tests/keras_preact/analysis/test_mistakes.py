@@ -1,4 +1,6 @@
-"""Wrong arguments of the analyses end in an error that says what was received."""
+"""Wrong arguments of the analyses end in an error that says what was received. Pixels in
+the wrong range cause a warning.
+"""
 
 import keras
 import numpy as np
@@ -120,3 +122,34 @@ def test_error(case):
     call, *words = case
     message = harness.error_of(call)
     assert all(word in message for word in words), message
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 2)).astype("float32")
+OF_PIXELS = {"mean": 127.5, "std": 74.0}
+ANALYSES = {
+    "propagation": propagation,
+    "check_identities": kp.analysis.check_identities,
+    "direct_path": kp.analysis.direct_path,
+    "channel_profile": figures.channel_profile,
+    "lesions": lambda model, x: lesions(model, x, np.arange(8), [(1,)]),
+    "curvature": lambda model, x: kp.analysis.curvature(model, x, probes=1),
+    "gradient_noise": kp.analysis.gradient_noise,
+    "grad_cam": grad_cam,
+}
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_pixels_in_the_wrong_range_warn_where_the_caller_is(name):
+    """The messages are those of `fit`. Any other warning is an error."""
+    with pytest.warns(UserWarning, match="expects values from 0 to 255") as found:
+        ANALYSES[name](network(**OF_PIXELS), PIXELS / 255)
+    assert [warning.filename for warning in found] == [__file__]
+
+
+def test_pixels_in_the_right_range_and_models_of_unknown_range_do_not_warn():
+    plain = network()
+    with pytest.warns(UserWarning, match="This network has no preprocessing"):
+        propagation(plain, PIXELS)
+    propagation(plain, PIXELS / 255)
+    propagation(network(**OF_PIXELS), PIXELS)
+    propagation(keras.Model(plain.input, plain.output), PIXELS)
