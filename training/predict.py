@@ -29,7 +29,8 @@ def predict(
 ) -> None:
     """Classify image files with an exported model, with TensorFlow alone.
 
-    Images of another size, or with other channels, are converted. A warning says so.
+    Images of another size, or with other channels, are converted. A warning says so,
+    unless the model was trained on images of any size.
 
     Args:
         model: Directory of an exported model, saved_models/NAME.
@@ -152,7 +153,7 @@ def changes(
         images: Paths of the images.
         files: Their contents, PNG or JPEG.
         inputs: What `decode` returned for them.
-        crops: Whether the model crops images of another size.
+        crops: Whether the model scales and crops images, as in its training.
     """
     import tensorflow as tf
 
@@ -162,9 +163,8 @@ def changes(
         rows, columns, components = tf.io.decode_image(file, expand_animations=False).shape
         is_gray = components < 3
         kinds = {}
-        if (rows, columns) != (height, width):
+        if (rows, columns) != (height, width) and not crops:
             how = "scaled" if rows * width == columns * height else "stretched"
-            how = "scaled and cropped" if crops else how
             kinds[f"{how} to {width} x {height} pixels"] = f"{image} ({columns} x {rows})"
         if is_gray != (channels == 1):
             way = "grayscale to colour" if is_gray else "colour to grayscale"

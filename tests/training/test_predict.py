@@ -96,13 +96,12 @@ SQUARE, WIDE = (16, 16), (16, 8)
         ("gray", [("LA", (8, 8))], ["read without their transparency: {0}."]),
         ("rgb", [("RGB", (8, 8))], []),
         ("rgb", [("L", (8, 8))], ["converted from grayscale to colour: {0}."]),
-        ("rgb", [("RGB", WIDE)], ["scaled and cropped to 8 x 8 pixels: {0} (16 x 8)."]),
+        ("rgb", [("RGB", WIDE)], []),  # as in training
         (
             "rgb",
             [("RGBA", (8, 8)), ("LA", SQUARE), ("RGB", (8, 8))],
             [
                 "read without their transparency: {0}, {1}.",
-                "scaled and cropped to 8 x 8 pixels: {1} (16 x 16).",
                 "converted from grayscale to colour: {1}.",
             ],
         ),
