@@ -116,14 +116,18 @@ def code() -> dict[str, Any]:
     was `modified` since.
     """
 
+    file = Path(__file__).resolve()  # a link to the package is in no repository
+
     def git(*arguments: str) -> str:
-        root = Path(__file__).parents[1]
         return subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+            ["git", "-C", str(file.parents[1]), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
 
     try:
-        if not git("ls-files", "--", __file__):  # installed inside another repository
+        if not git("ls-files", "--", str(file)):  # installed inside another repository
             return {"commit": None, "modified": False}
         changes = git(
             "status", "--porcelain", "--untracked-files=no", "--", "keras_preact", "training"

@@ -119,3 +119,11 @@ class TestResuming:
         assert from_json(Config, {"seed": 5, "data": {"dir": "a"}}) == Config(
             seed=5, data=Data(dir=Path("a"))
         )
+
+
+def test_code_behind_a_link_has_its_commit(tmp_path, monkeypatch):
+    link = tmp_path / "training"
+    link.symlink_to(Path(runs.__file__).parent)
+    expected = runs.code()
+    monkeypatch.setattr(runs, "__file__", str(link / "runs.py"))
+    assert runs.code.__wrapped__() == expected
