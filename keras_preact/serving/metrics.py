@@ -85,8 +85,18 @@ class _Scrape(Collector):
         )
         for name in repository.names():
             available.add_metric([name], len(repository.available(name)))
+        problems = GaugeMetricFamily(
+            "keras_preact_model_problems",
+            "Versions that should be served but fail to load or do not exist, and 1 more if the "
+            "folder or version_policy.json cannot be read; the log says why. `model`: empty for "
+            "the folder of all models.",
+            labels=["model"],
+        )
+        for name, number in repository.problems().items():
+            problems.add_metric([name], number)
         replica_label = {} if replica is None else {"replica": replica}
-        for family in [*self._state.metrics.registry.collect(), images, available]:
+        families = [*self._state.metrics.registry.collect(), images, available, problems]
+        for family in families:
             family.samples = [
                 one._replace(labels=one.labels | replica_label) for one in family.samples
             ]

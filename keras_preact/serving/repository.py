@@ -74,8 +74,8 @@ class Repository:
     """Follows a directory of models, and lends the loaded ones.
 
     It serves the `settings.versions` highest versions of each model, or the versions
-    that its `version_policy.json` chooses. Versions that fail to load do not count: a
-    broken version does not replace one that works. A new version is loaded before the
+    that its `version_policy.json` chooses. Versions that do not exist or fail to load do
+    not count: a broken version does not replace one that works. A new version is loaded before the
     old one is drained: a drained version is no longer lent, and is closed after its
     last lease. A version that failed to load is tried again when anything in its folder
     changes. A served version stays as it was loaded.
@@ -101,7 +101,7 @@ class Repository:
         self._load = load
         self._models: dict[str, dict[int, Version]] = {}
         self._labels: dict[str, dict[str, int]] = {}
-        self._complaint = ""
+        self._unread: dict[str, str] = {}
         self._closing: set[asyncio.Task] = set()
         self._stopping = asyncio.Event()
         self._poller: asyncio.Task | None = None
@@ -180,7 +180,7 @@ class Repository:
 
     def status(self, name: str) -> list[Version]:
         """Return a model's versions in ascending order, without those that were never
-        to be served.
+        to be served, and without failed ones below the versions that are served.
 
         Raises:
             NotFound: if there is no such model.
@@ -210,6 +210,17 @@ class Repository:
             if one.state == "AVAILABLE" and one.servable
         ]
 
+    def problems(self) -> dict[str, int]:
+        """Return the number of problems of each model: versions that fail to load or do
+        not exist, and one more if its folder or its policy cannot be read. The name `""`
+        is the directory itself, while it cannot be read.
+        """
+        failed = {
+            name: sum(one.error_code != "OK" for one in versions.values())
+            for name, versions in self._models.items()
+        }
+        return failed | {name: failed.get(name, 0) + 1 for name in self._unread}
+
     async def _poll(self) -> None:
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
@@ -219,49 +230,63 @@ class Repository:
 
     async def _update(self) -> None:
         """Load and close versions to match the directory."""
-        problems, directory = [], self._settings.directory
+        unread: dict[str, str] = {}
+        directory = self._settings.directory
         try:
             folders = await asyncio.to_thread(models, directory)
             for name in sorted(folders.keys() | self._models.keys()):
                 try:
                     await self._update_model(name, folders.get(name, directory / name))
                 except Exception as error:  # the other models are still followed
-                    problems.append(f"{name}: {error}")
+                    unread[name] = str(error)
         except OSError as error:
-            problems.append(str(error))
-        complaint = "; ".join(problems)
-        if complaint and complaint != self._complaint:  # once, not in every update
-            log.warning("models could not be read, and stay as they are: %s", complaint)
-        self._complaint = complaint
+            unread = self._unread | {"": str(error)}
+        for name, reason in unread.items():
+            if reason != self._unread.get(name):  # once, not in every update
+                what = f"model {name}" if name else "the folder of models"
+                text = "%s could not be read, and stays as it is: %s"
+                log.warning(text, what, reason, extra={"model": name})
+        self._unread = unread
 
     async def _update_model(self, name: str, folder: Path) -> None:
         paths = await asyncio.to_thread(versions_in, folder)
         policy = await asyncio.to_thread(version_policy.read, folder / version_policy.FILE)
         wanted, count = policy.select(paths, self._settings.versions)
-        self._labels[name] = policy.version_labels
+        if not paths or wanted & paths.keys():  # otherwise everything stays as it is
+            self._labels[name] = policy.version_labels
         versions = self._models.setdefault(name, {})
+        tried: set[int] = set()
         kept: set[int] = set()
         for number in sorted(wanted, reverse=True):
             if len(kept) == count:
                 break
+            tried.add(number)
             version = versions.setdefault(number, Version(name, number))
             if version.state in ("LOADING", "END"):
-                await self._try(version, paths[number])
-            if version.state == "AVAILABLE":
+                await self._try(version, paths.get(number))
+            if version.state == "AVAILABLE" and number in paths:
                 kept.add(number)
         if paths and not kept:  # a folder is gone, but no version that loads replaced it
             kept = {n for n, one in versions.items() if one.state == "AVAILABLE"}
         self._keep(name, kept)
         for number, version in list(versions.items()):
-            if version.state in ("LOADING", "END") and number not in wanted:
+            # A failed version no longer matters if a higher one took its place.
+            is_over = number not in (tried if version.error_code != "OK" else wanted)
+            if version.state in ("LOADING", "END") and is_over:
                 del versions[number]
         if not versions:
             del self._models[name]
 
-    async def _try(self, version: Version, path: Path) -> None:
-        """Load a version, unless these very files failed before. The status quotes no
-        other library.
+    async def _try(self, version: Version, path: Path | None) -> None:
+        """Load a version, unless it does not exist or these very files failed before.
+        The status quotes no other library.
         """
+        if path is None:
+            if version.error_code != "NOT_FOUND":  # say it once, not in every update
+                reason = f"{version_policy.FILE} chooses it, but it does not exist."
+                version.enter("END", "NOT_FOUND", reason)
+                version.failed_files = None
+            return
         files = await asyncio.to_thread(files_of, path)
         if files == version.failed_files or self._stopping.is_set():
             return

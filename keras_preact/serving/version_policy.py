@@ -42,22 +42,21 @@ class Policy(_Strict):
     model_version_policy: _Choice = _Choice()
     version_labels: dict[str, _Version] = {}
 
-    def select(self, versions: Collection[int], highest: int | None) -> tuple[list[int], int]:
+    def select(self, versions: Collection[int], highest: int | None) -> tuple[set[int], int]:
         """Return the versions that may be served, and how many of the highest to serve.
+        Some of them may not exist.
 
         Args:
             versions: Existing versions.
             highest: Number to serve if the policy has no choice. None: all.
 
         Raises:
-            OSError: if the policy chooses no existing version, or in two ways.
+            OSError: if the policy chooses in two ways.
         """
         choice = self.model_version_policy
         if len(choice.model_fields_set) > 1:
             raise OSError(f"{FILE} must hold one of latest, specific and all")
-        wanted = [n for n in versions if not choice.specific or n in choice.specific.versions]
-        if versions and not wanted:
-            raise OSError(f"{FILE} chooses none of the versions {sorted(versions)}")
+        wanted = set(choice.specific.versions if choice.specific else versions)
         if choice.latest:
             highest = choice.latest.num_versions
         elif choice.model_fields_set:

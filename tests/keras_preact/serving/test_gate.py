@@ -132,8 +132,9 @@ def test_metrics_count_requests(of_process):
     assert value("request_seconds_count", api="predict", **toy) == 4
     assert value("requests_in_progress") == 0
     assert value("queue_images", **toy) == 5
-    for model, versions in (("toy", 1), ("bad", 0)):
+    for model, versions, problems in (("toy", 1, 0), ("bad", 0, 1)):
         assert value("model_available_versions", model=model) == versions
+        assert value("model_problems", model=model) == problems
     assert not any(("api", "predict") in labels for _, labels in others)
 
 

@@ -112,6 +112,11 @@ def leased(repository: Repository, name: str, version: int | None = None) -> int
         return servable.version
 
 
+def warnings(caplog, words: str) -> int:
+    """Return how many warnings hold these words."""
+    return sum(one.levelname == "WARNING" and words in one.getMessage() for one in caplog.records)
+
+
 def refused(repository: Repository, error: type, words: str, name: str, version=None) -> None:
     with pytest.raises(error, match=words), repository.lease(name, version):
         pass
@@ -180,7 +185,7 @@ async def test_the_highest_versions_are_served_or_those_of_a_policy(
     ],
 )
 async def test_a_policy_rolls_back_and_one_that_cannot_be_followed_changes_nothing(
-    tmp_path, polled, text
+    tmp_path, polled, text, caplog
 ):
     model = tmp_path / "model"
     for version in (1, 2):
@@ -194,17 +199,56 @@ async def test_a_policy_rolls_back_and_one_that_cannot_be_followed_changes_nothi
         loader.open.set()
         await until(lambda: leased(repository, "model") == 1)
         await polled()
+        assert repository.problems() == {"model": 0}
         (model / ".new").write_text(text)
         (model / ".new").rename(model / "version_policy.json")
         await polled()
+        await polled()
+        assert warnings(caplog, "version_policy.json") == 1
         export(model, 3)
         await polled()
-        assert states(repository, "model") == {1: "AVAILABLE"}
+        assert repository.available("model") == [1]
+        assert repository.problems() == {"model": 1}
         assert repository.labelled("model", "stable") == 1
         with pytest.raises(NotFound, match=r"labels \['stable'\].* Received: 'canary'"):
             repository.labelled("model", "canary")
         (model / "version_policy.json").unlink()
         await until(lambda: leased(repository, "model") == 3)
+        await until(lambda: repository.problems() == {"model": 0})
+
+
+async def test_a_policy_that_chooses_a_version_that_does_not_exist(tmp_path, polled, caplog):
+    """The log says so once per change, and the version is served when it exists."""
+    model = tmp_path / "model"
+    export(model, 1)
+    set_policy(model, {"specific": {"versions": [1, 5]}}, canary=5)
+    async with serving(tmp_path, Loader()) as repository:
+        for times in (1, 2):
+            await until(lambda: repository.status("model")[-1].error_code == "NOT_FOUND")
+            await polled()
+            await polled()
+            assert warnings(caplog, "model version 5: END. version_policy.json") == times
+            assert states(repository, "model") == {1: "AVAILABLE", 5: "END"}
+            assert repository.problems() == {"model": 1}
+            assert leased(repository, "model") == 1
+            with pytest.raises(Unavailable):
+                leased(repository, "model", repository.labelled("model", "canary"))
+            export(model, 5)
+            await until(lambda: states(repository, "model") == {1: "AVAILABLE", 5: "AVAILABLE"})
+            await polled()
+            assert repository.problems() == {"model": 0}
+            shutil.rmtree(model / "5")
+
+
+async def test_a_policy_of_a_model_without_versions(tmp_path, caplog):
+    (tmp_path / "model").mkdir()
+    set_policy(tmp_path / "model", {"specific": {"versions": [5]}}, stable=5)
+    async with serving(tmp_path, Loader()) as repository:
+        assert repository.problems() == {"model": 1}
+        assert states(repository, "model") == {5: "END"}
+        export(tmp_path / "model", 5)
+        await until(lambda: states(repository, "model") == {5: "AVAILABLE"})
+        assert repository.labelled("model", "stable") == 5
 
 
 async def test_a_new_version_takes_over_without_a_gap(tmp_path):
@@ -239,7 +283,7 @@ async def test_a_new_version_takes_over_without_a_gap(tmp_path):
         ),
     ],
 )
-async def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status):
+async def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status, caplog):
     loaded = export(tmp_path / "model", 1)
     loader = Loader(error)
     async with serving(tmp_path, loader) as repository:
@@ -249,10 +293,12 @@ async def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, stat
         assert states(repository, "model") == {1: "AVAILABLE", 2: "END"}
         one = repository.status("model")[1]
         assert (one.error_code, one.error_message) == status
+        assert repository.problems() == {"model": 1}
         assert leased(repository, "model") == 1
         refused(repository, Unavailable, "its status says why", "model", 2)
         await polled()
         assert loader.attempts.count(("model", 2)) == 1
+        assert warnings(caplog, f"model version 2: END. {status[1]}") == 1
         # It is tried again when any of its files changes.
         (broken / "variables" / "more").write_text("")
         await polled()
@@ -260,6 +306,17 @@ async def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, stat
         (broken / "saved_model.pb").write_text("good")
         await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
         assert leased(repository, "model") == 2
+        assert repository.problems() == {"model": 0}
+
+
+async def test_a_higher_version_ends_the_problem_of_a_broken_one(tmp_path):
+    export(tmp_path / "model", 1, BROKEN)
+    export(tmp_path / "model", 2, BROKEN)
+    async with serving(tmp_path, Loader()) as repository:
+        assert repository.problems() == {"model": 2}
+        export(tmp_path / "model", 3)
+        await until(lambda: states(repository, "model") == {3: "AVAILABLE"})
+        assert repository.problems() == {"model": 0}
 
 
 async def test_what_vanishes_is_drained(tmp_path):
@@ -395,7 +452,7 @@ def test_a_look_never_misses_both_the_old_version_and_the_new(tmp_path):
     thread.join()
 
 
-async def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled):
+async def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled, caplog):
     export(tmp_path / "disk" / "model", 1)
     link = tmp_path / "models"
     link.symlink_to(tmp_path / "disk")
@@ -407,7 +464,11 @@ async def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled):
     async with serving(link, Loader()) as repository:
         point(link)  # to itself: OSError, too many levels of symbolic links
         await polled()
+        await polled()
         assert leased(repository, "model") == 1
+        assert repository.problems() == {"model": 0, "": 1}
+        assert warnings(caplog, "the folder of models could not be read") == 1
         point(tmp_path / "disk")
         export(tmp_path / "disk" / "model", 2)
         await until(lambda: leased(repository, "model") == 2)
+        await until(lambda: repository.problems() == {"model": 0})
