@@ -61,7 +61,11 @@ class Gate:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                added = [(b"x-request-id", request_id.encode())]
+                # TensorFlow Serving's JSON has no place for the version
+                if "version" in scope.get("state", {}):
+                    added.append((b"x-model-version", str(scope["state"]["version"]).encode()))
+                message["headers"] = [*message["headers"], *added]
                 start.update(message)
             await send(message)
 

@@ -21,6 +21,25 @@ LOGGER = "keras_preact.serving"
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "body", "status", "version"),
+    [
+        ("POST", PREDICT, INSTANCES, 200, "7"),
+        ("POST", "/v1/models/toy/labels/stable:predict", INSTANCES, 200, "7"),
+        ("POST", PREDICT, {}, 400, "7"),
+        ("POST", "/v1/models/toy:classify", {"examples": [{"images": [1, 2, 3, 4]}]}, 200, "7"),
+        ("POST", "/v1/models/toy/versions/8:predict", INSTANCES, 404, None),
+        ("POST", "/v1/models/bad:predict", INSTANCES, 503, None),
+        ("GET", "/v1/models", None, 200, None),
+    ],
+)
+def test_an_answer_names_the_version_that_it_comes_from(
+    server, method, path, body, status, version
+):
+    answer = server.ask(method, path, body)
+    assert (answer.status, answer.headers["X-Model-Version"]) == (status, version)
+
+
+@pytest.mark.parametrize(
     ("sent", "kept"),
     [("abc-1.2_Z", True), ("a" * 64, True), ("a" * 65, False), ("a b", False), ("é", False)],
 )
