@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import ipaddress
@@ -9,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,15 +66,25 @@ def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = (
     options = vars(parser(examples).parse_args(arguments))
     try:
         if "token_file" in options:
-            options["token"] = options.pop("token_file").read_text(encoding="utf-8").strip()
+            file = options.pop("token_file")
+            with _readable(file, "`--token-file` must be a file that can be read"):
+                # Other bytes than text are refused below, as a token that no header can hold.
+                options["token"] = file.read_text("utf-8", errors="replace").strip()
         result = read(Settings, options)
-        if not result.directory.is_dir():
-            raise ValueError(
-                f"`directory` must be a folder of models. Received: {result.directory}"
-            )
-    except (OSError, ValueError) as error:
+        with _readable(result.directory, "`directory` must be a folder of models"):
+            os.listdir(result.directory)
+    except ValueError as error:
         _fail(str(error))
     return result
+
+
+@contextlib.contextmanager
+def _readable(path: Path, message: str) -> Iterator[None]:
+    """Turn an OSError into a ValueError with the message, the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{message}. Received: {path} ({error.strerror})") from error
 
 
 def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -> None:

@@ -146,7 +146,8 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
         name = str(first["loc"][0])
         message = f"`{name}`: {first['msg']}."
         if name == "token":  # not repeated
-            message = "`token` must be printable ASCII characters without spaces, at least one."
+            message = "`token` must be printable ASCII characters without spaces, at least one. "
+            message += f"Received: {len(str(values[name]))} characters (not shown)."
         elif name in values:
             message += f" Received: {name}={values[name]!r}"
         raise ValueError(message) from None

@@ -70,19 +70,27 @@ def test_every_setting_is_an_option(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["MISSING"], "folder of models"),
+        (["MISSING"], "`directory` must be a folder of models. Received: MISSING (No such file"),
+        (["HERE/empty"], "`directory` must be a folder of models. Received: HERE/empty (Not a dir"),
         (["HERE", "--port", "70000"], "Received: port='70000'"),
-        (["HERE", "--token-file", "MISSING"], "No such file"),
+        (
+            ["HERE", "--token-file", "MISSING"],
+            "`--token-file` must be a file that can be read. Received: MISSING (No such file",
+        ),
+        (["HERE", "--token-file", "HERE"], "can be read. Received: HERE (Is a directory)"),
         (["HERE", "--token-file", "HERE/empty"], "`token` must be"),
+        (["HERE", "--token-file", "HERE/binary"], "Received: 2 characters (not shown)."),
         (["HERE", "--engine", "openvino"], "pip install 'keras-preact[openvino]'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: None)
     (tmp_path / "empty").write_text("\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
     places = {"HERE": str(tmp_path), "MISSING": str(tmp_path / "missing")}
     for word, place in places.items():
         arguments = [one.replace(word, place) for one in arguments]
+        message = message.replace(word, place)
     with pytest.raises(SystemExit) as ended:
         command.settings(arguments)
     assert ended.value.code == 2
