@@ -88,38 +88,53 @@ class Gate:
         """Check the host that the request is for, and its token."""
         hosts = headers.getlist("host")
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
-            raise RequestError("An HTTP/1.1 request must have one Host header.")
+            raise RequestError(
+                f"An HTTP/1.1 request must have one Host header. Received: {len(hosts)}"
+            )
         if self._hosts is not None and hosts:
             # without the port; an IPv6 address is in brackets
             host = re.sub(r":\d*$", "", hosts[0]).strip("[]").lower()
             if host not in self._hosts:
                 raise RequestError(
                     f"This server answers to {', '.join(sorted(self._hosts))}. Received: "
-                    f"{shortened(host)}. Start it with --allowed-hosts to allow another name."
+                    f"{shortened(host)!r}. Start it with --allowed-hosts to allow another name."
                 )
         token, path = self._settings.token, scope["path"]
         is_open = OPEN.fullmatch(path) or (self._settings.open_metrics and path == "/metrics")
         if token is None or is_open:
             return
-        scheme, _, value = headers.get("authorization", "").encode().partition(b" ")
+        sent = headers.get("authorization", "")
+        scheme, _, value = sent.encode().partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(value.strip(), token.encode()):
             raise RequestError(
-                "This server needs a token. Send it in the header 'Authorization: Bearer TOKEN'.",
+                "This server needs a token. Send it in the header 'Authorization: Bearer TOKEN'. "
+                f"Received: {'another value' if sent else 'no such header'}",
                 401,
                 {"WWW-Authenticate": "Bearer"},
             )
 
     def _refusal(self, scope: Scope, error: Exception, request_id: str) -> Response:
+        method = scope["method"]
         if isinstance(error, HTTPException) and error.status_code == 404:
-            error = NotFound("Nothing is served at this path. GET /v1/models lists the models.")
-        elif isinstance(error, HTTPException):
-            received = f"{error.detail}. Received: {scope['method']}"
-            error = RequestError(received, error.status_code, error.headers)
-        elif isinstance(error, ClientDisconnect):  # or its chunks are damaged
-            error = RequestError("The body ended before it was complete.")
+            error = NotFound(
+                "Nothing is served at this path. GET /v1/models lists the models. Received: "
+                f"{method} {shortened(scope['path'])}"
+            )
+        elif isinstance(error, HTTPException) and error.status_code == 405:
+            headers = error.headers or {}
+            allowed = headers.get("Allow", "another method")
+            error = RequestError(f"This path takes {allowed}. Received: {method}", 405, headers)
+        elif isinstance(error, ClientDisconnect):
+            error = RequestError(
+                "The body ended before it was complete, or its chunks are damaged. Send it again."
+            )
         elif not isinstance(error, RequestError):
             log.error("internal error", exc_info=error, extra={"id": request_id})
-            error = RequestError(f"internal error; the log has it under {request_id}", 500)
+            error = RequestError(
+                "The server failed to answer this request. Its log says why, under the id "
+                f"{request_id}.",
+                500,
+            )
         return json_response({"error": error.message}, error.status, error.headers)
 
     def _record(self, scope: Scope, request_id: str, start: Message, seconds: float) -> None:
@@ -201,13 +216,19 @@ class Admission:
                 limit.reschedule(min(self._end, now() + settings.deadline_seconds))
                 yield body
         except TimeoutError:
+            if limit.when() == self._end:
+                raise Unavailable(
+                    "The server is stopping and cannot finish this request. Send it again later."
+                ) from None
             if reading:
                 raise RequestError(
-                    f"The body was not complete after {settings.body_seconds:g} seconds.", 408
+                    f"The body was not complete after {settings.body_seconds:g} seconds. "
+                    f"Received: {size} bytes. Send it faster, or send fewer rows at once.",
+                    408,
                 ) from None
             raise Unavailable(
-                f"The answer did not come within {settings.deadline_seconds:g} seconds. Send it "
-                "again later."
+                f"The answer did not come within {settings.deadline_seconds:g} seconds. Send the "
+                "request again later."
             ) from None
         finally:
             self._limits.discard(limit)
@@ -216,7 +237,9 @@ class Admission:
     def _check(self, request: Request) -> None:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):
-            raise RequestError("Send the body without a Content-Encoding such as gzip.", 415)
+            raise RequestError(
+                f"Send the body without a Content-Encoding. Received: {shortened(encoding)}", 415
+            )
         length = int(request.headers.get("content-length", 0))  # the HTTP server checked it
         self._check_size(length, length)
 
@@ -224,11 +247,14 @@ class Admission:
         """Check the size of a body; `more` of its bytes are not counted yet."""
         limit, total = self._settings.max_body_bytes, self._settings.max_pending_bytes
         if size > limit:
-            raise TooLarge(f"A body may have at most {limit} bytes. Send fewer rows at once.")
+            raise TooLarge(
+                f"A body may have at most {limit} bytes. Received: at least {size} bytes. Send "
+                "fewer rows at once."
+            )
         if self.bytes + more > total:
             raise TooBusy(
-                f"The bodies of all requests in progress may have at most {total} bytes. Send "
-                "this request again later."
+                f"The bodies of all requests in progress may have at most {total} bytes. With "
+                f"this one they have {self.bytes + more} bytes. Send this request again later."
             )
 
 
@@ -291,7 +317,9 @@ def version_of(request: Request) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise RequestError("A version must be a whole number, such as 1 or 2.")
+        raise RequestError(
+            f"A version must be a whole number, such as 1 or 2. Received: {shortened(text)!r}"
+        )
     return int(text)
 
 

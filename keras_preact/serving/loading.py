@@ -112,14 +112,18 @@ def check_files(version: Path, hashes: dict[str, str]) -> None:
     paths = [path for path in version.rglob("[!.]*") if not path.is_dir()]
     present = {path.relative_to(version).as_posix() for path in paths}
     for name in sorted(present - {_directory.OWN_CARD.as_posix(), *hashes}):
-        raise LoadError(f"It holds {name}, which its model card does not list.")
+        raise LoadError(
+            f"It holds {name}, which its model card does not list. Remove this file, or export "
+            "the version again."
+        )
     for name, expected in hashes.items():
         # a name that leads out of the folder is not in `present`, and a pipe is not a file
         if name not in present or not (version / name).is_file():
-            raise LoadError(f"Its {name} is missing, or not a regular file.")
+            raise LoadError(f"Its {name} is missing, or not a regular file. Copy it again.")
         if _directory.sha256(version / name) != expected:
             raise LoadError(
-                f"Its {name} is damaged: the SHA-256 hash is not the one in the model card."
+                f"Its {name} is damaged: the SHA-256 hash is not the one in the model card. Copy "
+                "it again."
             )
 
 

@@ -122,7 +122,10 @@ def parse(request: Request, body: bytes, signatures: Mapping[str, Signature]) ->
     length = request.headers.get(HEADER, str(len(body)))
     is_number = length.isascii() and length.isdecimal() and len(length) <= 18
     if not is_number or int(length) > len(body):
-        raise RequestError(f"{HEADER} must be the length of the JSON that the body begins with.")
+        raise RequestError(
+            f"{HEADER} must be the length of the JSON that the body begins with. Received: "
+            f"{tensors.shortened(length)} for a body of {len(body)} bytes"
+        )
     head = int(length)
     document = tensors.parse_json(body if head == len(body) else body[:head])
     try:
@@ -168,7 +171,10 @@ def _tensor(tensor: _Input, binary: memoryview) -> np.ndarray:
     name, shape, count = tensor.name, tensor.shape, math.prod(tensor.shape)
     size = tensor.parameters.binary_data_size
     if (size is None) == (tensor.data is None):
-        raise RequestError(f"`{name}` must have either `data` or the parameter `binary_data_size`.")
+        raise RequestError(
+            f"`{name}` must have either `data` or the parameter `binary_data_size`. Received: "
+            f"{'neither' if size is None else 'both'}"
+        )
     if (size or 0) != len(binary):
         raise RequestError(
             f"`binary_data_size` of `{name}` must be the number of bytes after the JSON. Received: "
@@ -200,7 +206,7 @@ def from_bytes(data: memoryview, datatype: str, count: int, name: str) -> np.nda
         if start != len(data) or len(elements) != count:
             raise RequestError(
                 f"`{name}` must have {count} elements, each after the four bytes of its length, "
-                "and nothing more."
+                f"and nothing more. Received: {len(data)} bytes"
             )
         return tensors.texts(elements)
     dtype = np.dtype(_dtype(datatype))

@@ -138,7 +138,8 @@ class Repository:
                 while the server stops.
         """
         if self._stopping.is_set():
-            raise Unavailable("The server is stopping.")
+            raise Unavailable("The server is stopping. Send the request again later.")
+        received = f"version {version}" if version is not None else "no version"
         candidates = [one for one in self.status(name) if version in (None, one.version)]
         available = [one for one in candidates if one.state == "AVAILABLE"]
         if available:
@@ -152,11 +153,14 @@ class Repository:
                 if not one.leases:
                     one.unused.set()
         elif any(one.state == "LOADING" or one.error_code != "OK" for one in candidates):
-            raise Unavailable(f"Model {name!r} is not available, or not yet; its status says why.")
+            raise Unavailable(
+                f"Model {name!r} is not available, or not yet. GET /v1/models/{name} says why. "
+                f"Received: {received}"
+            )
         else:
             raise NotFound(
-                f"Model {name!r} is served in the versions {self.available(name)}. Received: "
-                f"version {version}"
+                f"Model {name!r} is served in the versions {self.available(name)}. "
+                f"Received: {received}"
             )
 
     def labelled(self, name: str, label: str) -> int:

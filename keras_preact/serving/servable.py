@@ -72,7 +72,7 @@ class Servable:
         if self.in_progress and self.in_progress + rows > self.max_queue:
             raise TooBusy(
                 f"{self.in_progress} examples are in progress on this model; at most "
-                f"{self.max_queue} may be."
+                f"{self.max_queue} may be. Received: {rows} more. Send them again later."
             )
         self.in_progress += rows
         try:
@@ -156,5 +156,7 @@ def _translated(error: BaseException, image: str) -> BaseException:
     sentence = re.search("<<(.*?)>>", error.message, re.DOTALL)
     # The function gets one image at a time, which it calls image 0.
     return RequestError(
-        sentence[1].replace("image 0", image, 1) if sentence else f"{image} is damaged or cut off"
+        sentence[1].replace("image 0", image, 1)
+        if sentence
+        else f"{image} is damaged or cut off. Send a whole PNG or JPEG file."
     )

@@ -178,7 +178,12 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
         if len(shape) == MAX_AXES:
             raise RequestError(f"The lists of `{name}` must be nested at most {MAX_AXES} deep.")
         if set(map(type, leaves)) != {list} or len(lengths := set(map(len, leaves))) > 1:
-            raise RequestError(f"`{name}` must hold lists of equal lengths at each depth.")
+            length = len(leaves[0])
+            other = next(one for one in leaves if type(one) is not list or len(one) != length)
+            raise RequestError(
+                f"`{name}` must hold lists of equal lengths at each depth. Received: "
+                f"{described(leaves[0])} and {described(other)} in axis {len(shape)}"
+            )
         shape += lengths
         leaves = list(itertools.chain.from_iterable(leaves))
     if dtype == "string":
@@ -193,7 +198,11 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
     try:
         return np.array(leaves, np.float64 if target.kind == "f" else target).reshape(shape)
     except OverflowError:
-        raise RequestError(f"`{name}` must hold numbers that fit {dtype}.") from None
+        limits = np.iinfo(target)  # a number in JSON always fits float64
+        other = next(one for one in leaves if not limits.min <= one <= limits.max)
+        raise RequestError(
+            f"`{name}` must hold numbers that fit {dtype}. Received: {other}"
+        ) from None
 
 
 def texts(values: list) -> np.ndarray:
@@ -212,7 +221,9 @@ def _to_bytes(value: Any, name: str) -> bytes:
         try:
             return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except ValueError:
-            raise RequestError(f"`{name}` must hold base64, in its standard alphabet.") from None
+            raise RequestError(
+                f"`{name}` must hold base64, in its standard alphabet. Received: {described(text)}"
+            ) from None
     raise RequestError(
         f'`{name}` must hold texts or {{"b64": "BASE64"}} objects. Received: {described(value)}'
     )

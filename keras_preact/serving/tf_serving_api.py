@@ -29,17 +29,19 @@ register_url_convertor("model", _ModelName())
 async def model_status(request: Request) -> Response:
     """The states of a model's versions, or of the one that the path names."""
     name, version = request.path_params["name"], version_of(request)
+    versions = request.app.state.repository.status(name)
     statuses = [
         {
             "version": str(status.version),
             "state": status.state,
             "status": {"error_code": status.error_code, "error_message": status.error_message},
         }
-        for status in request.app.state.repository.status(name)
+        for status in versions
         if version in (None, status.version)
     ]
     if not statuses:
-        raise NotFound(f"{name} has no version {version}.")
+        known = [status.version for status in versions]
+        raise NotFound(f"Model {name!r} has the versions {known}. Received: version {version}")
     return json_response({"model_version_status": statuses})
 
 
@@ -131,7 +133,7 @@ def parse_classify(request: Request, body: bytes, signatures: Mapping[str, Signa
     """
     document = tensors.parse_json(body)
     _signature(document, signatures)  # the examples choose it, but a wrong name is an error
-    examples, context = document.get("examples"), document.get("context", {})
+    examples, context = document.get("examples", document), document.get("context", {})
     if not (isinstance(examples, list) and examples and {*map(type, examples)} == {dict}):
         raise RequestError(
             f"`examples` must be a list of at least one object. Received: {described(examples)}"

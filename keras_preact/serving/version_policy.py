@@ -55,7 +55,8 @@ class Policy(_Strict):
         """
         choice = self.model_version_policy
         if len(choice.model_fields_set) > 1:
-            raise OSError(f"{FILE} must hold one of latest, specific and all")
+            received = ", ".join(sorted(choice.model_fields_set))
+            raise OSError(f"{FILE} must hold one of latest, specific and all. Received: {received}")
         wanted = set(choice.specific.versions if choice.specific else versions)
         if choice.latest:
             highest = choice.latest.num_versions

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import parser
 
 from keras_preact.serving import logs
+from keras_preact.serving.tensors import shortened
 from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.server_process import wait_for
 
@@ -93,7 +94,8 @@ def test_a_local_server_is_reached_under_no_other_name(options, host, status):
         answer = server.ask("GET", "/v2/health/live", headers={"Host": host})
     assert answer.status == status
     if status == 400:
-        assert "--allowed-hosts" in answer.json["error"]
+        received = f"Received: {shortened(host.partition(':')[0])!r}. "
+        assert f"{received}Start it with --allowed-hosts" in answer.json["error"]
         assert len(answer.body) < 300
 
 
@@ -195,6 +197,8 @@ def test_everything_else_is_closed_without_the_token():
                 answer = server.ask(method, path, b"x", headers)
                 assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
                 assert TOKEN not in answer.body.decode()
+                received = "another value" if any(headers.values()) else "no such header"
+                assert answer.json["error"].endswith(f"Received: {received}")
         for scheme in ("Bearer", "bearer", "BEARER "):
             headers = {"Authorization": f"{scheme} {TOKEN}"}
             assert server.ask("POST", PREDICT, INSTANCES, headers).status == 200

@@ -84,6 +84,8 @@ NO_IMAGES = {
     "huge jpeg": JPEG[:FRAME] + struct.pack(">HH", SIDE, SIDE) + JPEG[FRAME + 4 :],
 }
 
+DAMAGED = {"truncated jpeg", "truncated png", "damaged png", "another size than its data"}
+
 
 @pytest.mark.parametrize("kind", NO_IMAGES)
 def test_a_file_that_is_no_image_is_named_and_spoils_nobodys_batch(kind, servable, saved_model):
@@ -101,6 +103,8 @@ def test_a_file_that_is_no_image_is_named_and_spoils_nobodys_batch(kind, servabl
     assert type(error) is RequestError
     assert "image 1" in error.message
     assert (f"{SIDE} x {SIDE} pixels" in error.message) == ("huge" in kind)
+    cut_off = error.message.endswith("is damaged or cut off. Send a whole PNG or JPEG file.")
+    assert cut_off == (kind in DAMAGED)
     for word in ("Traceback", "tensorflow", "node ", "{{", 'File "', "/tmp"):
         assert word not in error.message
 
@@ -120,7 +124,9 @@ async def test_images_in_progress_are_bounded():
     FILE = files_of(b"1", b"2")
     try:
         tasks = [await ask(images[:3]), await ask(FILE)]
-        with pytest.raises(TooBusy, match=r"5 examples are in progress .* at most 6"):
+        with pytest.raises(
+            TooBusy, match=r"5 examples are in progress .* at most 6 may be. Received: 2 more"
+        ):
             await servable.predict("features", images[:2])
         tasks.append(await ask(images[:1]))  # there is room for one
         assert servable.in_progress == 6
@@ -163,8 +169,14 @@ def of_another_size(card):
 
 DAMAGE = [
     (lambda v: flip_a_bit(v / "saved_model.pb"), "Its saved_model.pb is damaged: the SHA-256"),
-    (lambda v: (v / WEIGHTS).unlink(), f"Its {WEIGHTS} is missing"),
-    (lambda v: (v / "more.txt").touch(), "more.txt, which its model card does not list"),
+    (
+        lambda v: (v / WEIGHTS).unlink(),
+        f"Its {WEIGHTS} is missing, or not a regular file. Copy it again.",
+    ),
+    (
+        lambda v: (v / "more.txt").touch(),
+        "more.txt, which its model card does not list. Remove this file",
+    ),
     (lambda v: change_card(v, lambda c: c["files"].update({"../x": "0"})), "Its ../x is missing"),
     (
         lambda v: endless(v / "saved_model.pb"),
