@@ -180,12 +180,12 @@ class ResidualNetwork(base.UnitNetwork):
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
         _checks.one_of(stacked, (None, True, False), "stacked")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
-        # One unit checks the options, turns them into the form of a config, and is the pattern of
+        # One unit checks the options, turns them into the form of a config, and is the template of
         # the others.
         unit_options = options.nested(block, unit_options)
         options.check_names(unit_options, _unit_options())
         narrowest = min((stage.filters for stage in stages), default=1)
-        pattern = ResidualUnit(narrowest, dtype=policy, **unit_options)
+        template = ResidualUnit(narrowest, dtype=policy, **unit_options)
         data_format = spatial.data_format_of(unit_options.get("data_format"))
         steps = [front.total_stride, *(stage.strides for stage in stages)]
         strides = list(itertools.accumulate(steps, operator.mul))
@@ -194,9 +194,9 @@ class ResidualNetwork(base.UnitNetwork):
         input_shape, channels = _check_input_shape(
             input_shape, front, output_stride or strides[-1], data_format
         )
-        axis = spatial.channel_axis(pattern.data_format, len(input_shape) + 1)
+        axis = spatial.channel_axis(template.data_format, len(input_shape) + 1)
         kernel = initializers.of_network(
-            pattern.kernel_initializer, sum(stage.units for stage in stages)
+            template.kernel_initializer, sum(stage.units for stage in stages)
         )
 
         # ---- stem ----
@@ -204,14 +204,14 @@ class ResidualNetwork(base.UnitNetwork):
             stem_filters = whitened_channels(front.kernel_size, channels)
         stem_layers = [
             *([keras.layers.Reshape((-1, 1, channels), name="stem_map")] if front.sequence else []),
-            *_stem_layers(front, stem_filters, pattern, kernel, axis),
+            *_stem_layers(front, stem_filters, template, kernel, axis),
         ]
 
         # ---- stages ----
         stacked = segments.stacks_pay(stages) if stacked is None else stacked
         stack_options = {"execution": execution, "remat": remat, "unroll": unroll}
         units = segments.make(
-            pattern,
+            template,
             stages,
             kernel,
             stack_options if stacked else None,
@@ -219,14 +219,14 @@ class ResidualNetwork(base.UnitNetwork):
         )
 
         # ---- head ----
-        width = stages[-1].filters * pattern.block.expansion if stages else stem_filters
-        head = pattern.components(pattern.arrangement.head, axis, width, "head_{}")
+        width = stages[-1].filters * template.block.expansion if stages else stem_filters
+        head = template.components(template.arrangement.head, axis, width, "head_{}")
         if front.kernel_size and (include_top or pooling):
-            head.append(_pooling(pooling, pattern))
+            head.append(_pooling(pooling, template))
 
         # ---- config ----
         unit_config = {
-            key: value for key, value in pattern.get_config().items() if key in _unit_options()
+            key: value for key, value in template.get_config().items() if key in _unit_options()
         }
         arguments = {
             "stages": [list(dataclasses.astuple(stage)) for stage in stages],
@@ -300,18 +300,18 @@ class ResidualNetwork(base.UnitNetwork):
 
 
 def _stem_layers(
-    stem: Stem, filters: int, pattern: ResidualUnit, kernel, axis: int
+    stem: Stem, filters: int, template: ResidualUnit, kernel, axis: int
 ) -> list[keras.Layer]:
     """Return the layers from the pixels to the first unit."""
     # whitening normalises already
-    names = [name for name in pattern.arrangement.stem if not (stem.whitens and name == "norm")]
+    names = [name for name in template.arrangement.stem if not (stem.whitens and name == "norm")]
     if stem.normalized:
         names = [*arrangements.NORM_ACTIVATION, *names]
-    after = pattern.components(names, axis, filters, "stem_{}")
+    after = template.components(names, axis, filters, "stem_{}")
     settings: dict = {
-        "data_format": pattern.data_format,
+        "data_format": template.data_format,
         "kernel_initializer": initializers.spawn(kernel, "stem"),
-        "dtype": pattern.dtype_policy,
+        "dtype": template.dtype_policy,
     }
     if stem.whitens and stem.kernel_size:
         return [Whitening2D(stem.kernel_size, name="stem_conv", **settings), *after]
@@ -319,34 +319,34 @@ def _stem_layers(
         filters,
         (stem.kernel_size, 1) if stem.sequence and stem.kernel_size else stem.kernel_size,
         strides=stem.strides,
-        use_bias=pattern.has_bias(after),
-        bias_initializer=initializers.spawn(pattern.bias_initializer, "stem"),
-        standardize=getattr(pattern.block, "standardize_weights", False),
+        use_bias=template.has_bias(after),
+        bias_initializer=initializers.spawn(template.bias_initializer, "stem"),
+        standardize=getattr(template.block, "standardize_weights", False),
         name="stem_dense" if stem.kernel_size is None else "stem_conv",
         **settings,
     )
     if not stem.pooling:
         return [first, *after]
-    smooth = DOWNSAMPLINGS[pattern.downsampling].pooling(
-        "stem", 2, pattern.data_format, pattern.dtype_policy
+    smooth = DOWNSAMPLINGS[template.downsampling].pooling(
+        "stem", 2, template.data_format, template.dtype_policy
     )
     pool = spatial.PaddedMaxPooling2D(
         3,
         1 if smooth else 2,
         zeros=stem.pooling == "zeros",
-        data_format=pattern.data_format,
+        data_format=template.data_format,
         name="stem_pool",
-        dtype=pattern.dtype_policy,
+        dtype=template.dtype_policy,
     )
     return [first, *after, pool, *smooth]
 
 
-def _pooling(pooling: str | None, pattern: ResidualUnit) -> keras.Layer:
+def _pooling(pooling: str | None, template: ResidualUnit) -> keras.Layer:
     """Return the layer that pools the last map to a vector."""
     layers = keras.layers
     pooling_class = layers.GlobalMaxPooling2D if pooling == "max" else layers.GlobalAveragePooling2D
     return pooling_class(
-        data_format=pattern.data_format, name="head_pool", dtype=pattern.dtype_policy
+        data_format=template.data_format, name="head_pool", dtype=template.dtype_policy
     )
 
 
