@@ -47,7 +47,7 @@ def stacks_pay(stages: Sequence[Stage]) -> bool:
 
 
 def make(
-    pattern: ResidualUnit,
+    template: ResidualUnit,
     stages: Sequence[Stage],
     kernel,
     stack_options: dict | None,
@@ -56,7 +56,7 @@ def make(
     """Make the units of all stages.
 
     Args:
-        pattern: A unit with the options that all units share.
+        template: A unit with the options that all units share.
         stages: The stages, in order.
         kernel: The network's kernel initialiser.
         stack_options: Arguments of the stacks that hold a stage's equal units; None for
@@ -65,11 +65,11 @@ def make(
             dilation. None: no limit.
     """
     segments: list[Segment] = []
-    rows = zip(stages, _changes(pattern, stages, kernel, output_stride), strict=True)
+    rows = zip(stages, _changes(template, stages, kernel, output_stride), strict=True)
     for s, (stage, changes) in enumerate(rows, 1):
         # Make all units, also the units that a stack replaces. An initialiser without a seed draws
         # one when it is made; otherwise the weights after a stack would differ from earlier runs.
-        units: list[Segment] = [pattern.at(**unit_options) for unit_options in changes]
+        units: list[Segment] = [template.at(**unit_options) for unit_options in changes]
         subsamples = stage.strides > 1 and stage.strided_place > 0
         equal = slice(1, -1 if subsamples else None)
         if stack_options is not None and units[equal]:
@@ -77,11 +77,11 @@ def make(
             # the names of the units
             unit_options = changes[1] | {"kernel_initializer": kernel}
             rates = None
-            if pattern.stochastic_depth is not None:
+            if template.stochastic_depth is not None:
                 rates = [unit["stochastic_depth"] for unit in changes[equal]]
             units[equal] = [
                 UnitStack(
-                    type(pattern).from_config(pattern.get_config() | unit_options),
+                    type(template).from_config(template.get_config() | unit_options),
                     len(changes[equal]),
                     stochastic_depth=rates,
                     name=f"stage{s}_units",
@@ -93,7 +93,7 @@ def make(
 
 
 def _changes(
-    pattern: ResidualUnit, stages: Sequence[Stage], kernel, output_stride: int | None
+    template: ResidualUnit, stages: Sequence[Stage], kernel, output_stride: int | None
 ) -> Iterator[list[dict]]:
     """Yield for each stage the options that differ between its units, as arguments of
     `ResidualUnit.at`.
@@ -113,14 +113,14 @@ def _changes(
                 "kernel_initializer": initializers.spawn(kernel, name),
                 "strides": 1 if dilates else step,
             }
-            if pattern.stochastic_depth is not None:
-                unit_options["stochastic_depth"] = pattern.stochastic_depth * done / total
+            if template.stochastic_depth is not None:
+                unit_options["stochastic_depth"] = template.stochastic_depth * done / total
             if dilates or dilation > 1:
                 unit_options["block"] = dataclasses.replace(
-                    pattern.block, dilation=dilation, dilated_strides=step if dilates else 1
+                    template.block, dilation=dilation, dilated_strides=step if dilates else 1
                 )
             if done == 1:
-                unit_options["arrangement"] = pattern.arrangement.of_first_unit()
+                unit_options["arrangement"] = template.arrangement.of_first_unit()
             if step > 1 and i > 0:  # the last unit, which subsamples as in TF-slim
                 unit_options |= {"shape_shortcut": "zero_pad", "activate_shape_shortcut": False}
             changes.append(unit_options)

@@ -143,14 +143,14 @@ class TransformerNetwork(base.UnitNetwork):
         for unknown in unit_options.keys() - names.keys():
             raise ValueError(_checks.unknown_option(unknown, names))
         # One unit checks the options, and turns them into the form of a config.
-        pattern = TransformerUnit(
+        template = TransformerUnit(
             width,
             num_heads=num_heads,
             stochastic_depth=stochastic_depth,
             dtype=policy,
             **unit_options,
         )
-        kernel = initializers.of_network(pattern.kernel_initializer, 2 * depth)
+        kernel = initializers.of_network(template.kernel_initializer, 2 * depth)
 
         excluded = ("name", "trainable", "dtype")
         arguments = {
@@ -158,16 +158,16 @@ class TransformerNetwork(base.UnitNetwork):
             "patch_size": patch_size,
             "classes": classes,
             "data_format": data_format,
-            **{key: value for key, value in pattern.get_config().items() if key not in excluded},
+            **{key: value for key, value in template.get_config().items() if key not in excluded},
         }
         super().__init__(
             input_shape,
             axis=spatial.channel_axis(data_format, len(input_shape) + 1),
             mean=mean,
             std=std,
-            stem=_stem(pattern, kernel, patch_size, data_format),
-            segments=_make_units(pattern, depth, kernel),
-            head=_head(pattern),
+            stem=_stem(template, kernel, patch_size, data_format),
+            segments=_make_units(template, depth, kernel),
+            head=_head(template),
             classes=classes,
             activation=classifier_activation,
             kernel=kernel,
@@ -177,9 +177,9 @@ class TransformerNetwork(base.UnitNetwork):
         )
 
 
-def _stem(pattern: TransformerUnit, kernel, patch_size: int | None, data_format: str) -> list:
+def _stem(template: TransformerUnit, kernel, patch_size: int | None, data_format: str) -> list:
     """Return the layers from the pixels or tokens to the first unit."""
-    unit, policy = pattern.attention, pattern.dtype_policy
+    unit, policy = template.attention, template.dtype_policy
     patches = (
         [Patches(patch_size, data_format, name="stem_patches", dtype=policy)] if patch_size else []
     )
@@ -198,20 +198,20 @@ def _stem(pattern: TransformerUnit, kernel, patch_size: int | None, data_format:
     return [*patches, embedding, positions, *after]
 
 
-def _head(pattern: TransformerUnit) -> list[keras.Layer]:
+def _head(template: TransformerUnit) -> list[keras.Layer]:
     """Return the layers from the last unit to the classifier."""
-    unit = pattern.attention
+    unit = template.attention
     pool = keras.layers.GlobalAveragePooling1D(
-        data_format="channels_last", name="head_pool", dtype=pattern.dtype_policy
+        data_format="channels_last", name="head_pool", dtype=template.dtype_policy
     )
     return [*unit.components(unit.arrangement.head, -1, unit.filters, "head_{}"), pool]
 
 
-def _make_units(pattern: TransformerUnit, depth: int, kernel) -> list[ResidualUnit]:
-    last_rate = pattern.attention.stochastic_depth
+def _make_units(template: TransformerUnit, depth: int, kernel) -> list[ResidualUnit]:
+    last_rate = template.attention.stochastic_depth
     units: list[ResidualUnit] = []
     for layer in range(1, depth + 1):
-        for unit in pattern.units:
+        for unit in template.units:
             name = f"layer{layer}_{unit.name}"
             rate = None if last_rate is None else last_rate * (len(units) + 1) / (2 * depth)
             units.append(
