@@ -8,9 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,9 @@ from .run import Options
 
 if TYPE_CHECKING:
     from .rows import Trial
+
+#: Time between two looks at the processes and the signals.
+POLL_SECONDS = 0.1
 
 DESCRIPTION = """Train every row of a table of results, to compare it with its published number.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
@@ -142,56 +144,47 @@ def _statuses(runs: Sequence[tuple[str, int]], options: Options) -> list[int]:
         # JAX takes so much of the device's memory at once
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / options.parallel:.2f}",
     }
-    with _forwarding_signals() as (received, running, lock):
-
-        def status(run: tuple[str, int]) -> int:
-            with lock:
-                if received:
-                    return PREEMPTED
-                process = children.start(
+    waiting, running = list(runs), dict[tuple[str, int], subprocess.Popen]()
+    statuses: dict[tuple[str, int], int] = {}
+    with _noting_signals() as received:
+        passed_on = 0
+        while running or (waiting and not received):
+            while waiting and not received and len(running) < options.parallel:
+                run = waiting.pop(0)
+                running[run] = children.start(
                     f"{__package__}.run",
                     json.dumps((*run, dataclasses.asdict(options)), default=str),
                     os.environ.get("KERAS_BACKEND", "tensorflow"),
                     variables=variables,
                 )
-                running.add(process)
-            try:
-                return process.wait()
-            finally:
-                running.remove(process)
-
-        with futures.ThreadPoolExecutor(options.parallel) as threads:
-            statuses = [threads.submit(status, run) for run in runs]
-            # without a limit, this thread could sleep through a signal
-            while futures.wait(statuses, timeout=1).not_done:
-                pass
+            for number in received[passed_on:]:
+                for process in running.values():
+                    process.send_signal(number)
+                passed_on += 1
+            ended = {run: status for run in running if (status := running[run].poll()) is not None}
+            for run in ended:
+                del running[run]
+            statuses |= ended
+            if not ended:
+                time.sleep(POLL_SECONDS)
     if signal.SIGINT in received:
         raise KeyboardInterrupt
     if signal.SIGTERM in received:
         sys.exit(PREEMPTED)
-    return [each.result() for each in statuses]
+    return [statuses[run] for run in runs]
 
 
 @contextlib.contextmanager
-def _forwarding_signals() -> Iterator[tuple[list[int], set[subprocess.Popen], threading.RLock]]:
-    """Forward SIGINT and SIGTERM to processes. Yield the list of signals received so far,
-    the set of the processes, and the lock with which to start one, so that none misses a
-    signal.
-    """
+def _noting_signals() -> Iterator[list[int]]:
+    """Yield the list of the SIGINTs and SIGTERMs received so far, which end nothing."""
     received: list[int] = []
-    processes: set[subprocess.Popen] = set()
-    lock = threading.RLock()  # a second signal can interrupt `forward`
 
-    def forward(number: int, _frame) -> None:
-        with lock:
-            received.append(number)
-            for process in list(processes):
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(number)
+    def note(number: int, _frame) -> None:
+        received.append(number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received, processes, lock
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
