@@ -106,7 +106,7 @@ def _section(name: str, table: Table, groups: Groups) -> list[str]:
         table_text(table, groups),
         _made_on([record for row in table.rows for record in groups.get(row.trial.name, ())]),
     ]
-    parts += [text for text in [order(table, groups)] if text]
+    parts += filter(None, [order(table, groups)])
     missing = [row.label for row in table.rows if not groups.get(row.trial.name)]
     parts += [f"Not measured yet: {'; '.join(missing)}."] if missing else []
     remarks = [

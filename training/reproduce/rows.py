@@ -387,6 +387,19 @@ def _figure(
     )
 
 
+#: Panels of Fig. 3.
+_SHORTCUTS = {
+    "constant scaling": "original-constant_scaling-0.5-0.5 original",
+    "exclusive gating": "original-exclusive_gating-b-6 original",
+    "shortcut-only gating": "original-shortcut_only_gating-b0 original",
+    "1x1 convolution": "original-conv1x1 original",
+}
+#: Panels of Fig. 1 and 6.
+_ACTIVATIONS = {
+    "full pre-activation": "full_preactivation original",
+    "BN after addition": "bn_after_addition original",
+}
+
 #: Name of a picture to what it shows. The numbers of the figures are the paper's.
 FIGURES: Mapping[str, Figure] = {
     "fast": _figure("CIFAR-10 in minutes", "fast", {"": "cifar10/fast_resnet8"}, "{}"),
@@ -403,12 +416,8 @@ FIGURES: Mapping[str, Figure] = {
     "figure3": _figure(
         "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
         "table1",
-        {
-            "constant scaling": "110-original-constant_scaling-0.5-0.5 110-original",
-            "exclusive gating": "110-original-exclusive_gating-b-6 110-original",
-            "shortcut-only gating": "110-original-shortcut_only_gating-b0 110-original",
-            "1x1 convolution": "110-original-conv1x1 110-original",
-        },
+        _SHORTCUTS,
+        "cifar10/resnet110-{}",
     ),
     "figure6": _figure(
         "Fig. 6: activations, on CIFAR-10",
@@ -421,30 +430,19 @@ FIGURES: Mapping[str, Figure] = {
     "eighth1": _figure(
         "Fig. 3 with ResNet-56 and an eighth of the schedule: shortcuts, on CIFAR-10",
         "eighth1",
-        {
-            "constant scaling": "original-constant_scaling-0.5-0.5 original",
-            "exclusive gating": "original-exclusive_gating-b-6 original",
-            "shortcut-only gating": "original-shortcut_only_gating-b0 original",
-            "1x1 convolution": "original-conv1x1 original",
-        },
+        _SHORTCUTS,
         "cifar10/resnet56-{}-eighth",
     ),
     "eighth2": _figure(
         "Fig. 1 and 6 with ResNet-56 and an eighth of the schedule, on CIFAR-10",
         "eighth2",
-        {
-            "full pre-activation": "full_preactivation original",
-            "BN after addition": "bn_after_addition original",
-        },
+        _ACTIVATIONS,
         "cifar10/resnet56-{}-eighth",
     ),
     "digits": _figure(
         "Fig. 1 and 6 in small, on digits",
         "digits2",
-        {
-            "full pre-activation": "full_preactivation original",
-            "BN after addition": "bn_after_addition original",
-        },
+        _ACTIVATIONS,
         "digits/resnet110-{}",
     ),
     "deep": _figure(
