@@ -139,29 +139,28 @@ class Repository:
         """
         if self._stopping.is_set():
             raise Unavailable("The server is stopping. Send the request again later.")
-        received = f"version {version}" if version is not None else "no version"
         candidates = [one for one in self.status(name) if version in (None, one.version)]
         available = [one for one in candidates if one.state == "AVAILABLE"]
-        if available:
-            one = available[-1]
-            assert one.servable is not None
-            one.leases += 1
-            try:
-                yield one.servable
-            finally:
-                one.leases -= 1
-                if not one.leases:
-                    one.unused.set()
-        elif any(one.state == "LOADING" or one.error_code != "OK" for one in candidates):
-            raise Unavailable(
-                f"Model {name!r} is not available, or not yet. GET /v1/models/{name} says why. "
-                f"Received: {received}"
-            )
-        else:
+        if not available:
+            received = f"version {version}" if version is not None else "no version"
+            if any(one.state == "LOADING" or one.error_code != "OK" for one in candidates):
+                raise Unavailable(
+                    f"Model {name!r} is not available, or not yet. GET /v1/models/{name} says "
+                    f"why. Received: {received}"
+                )
             raise NotFound(
                 f"Model {name!r} is served in the versions {self.available(name)}. "
                 f"Received: {received}"
             )
+        one = available[-1]
+        assert one.servable is not None
+        one.leases += 1
+        try:
+            yield one.servable
+        finally:
+            one.leases -= 1
+            if not one.leases:
+                one.unused.set()
 
     def labelled(self, name: str, label: str) -> int:
         """Return the number of the version that has a label.
