@@ -116,7 +116,17 @@ def _table() -> dict[str, tuple[Callable[..., UnitNetwork], dict[str, Any]]]:
                 "remat": 33,
             },
         ),
-        "digits_vanilla10000": (vanilla_cnn, {"depth": 10_000, "filters": 16, "remat": 100}),
+        "digits_vanilla10000": (
+            vanilla_cnn,
+            {
+                "depth": 10_000,
+                "filters": 16,
+                # no gain and no biases: the best isometry at so few channels
+                "kernel_initializer": "keras_preact>DeltaOrthogonal",
+                "use_bias": False,
+                "remat": 100,
+            },
+        ),
         "digits_transformer6_preln": (pre_ln_transformer, {"arrangement": "pre_norm", **digits}),
         "digits_transformer6_postln": (
             pre_ln_transformer,

@@ -10,7 +10,7 @@ from typing import Any
 import keras_preact as kp
 
 from .. import recipes
-from ..config import Checkpoint, Config, Data, Model, Schedule
+from ..config import Checkpoint, Config, Data, Model, Optimizer, Schedule
 from ..evaluate import Views
 
 #: Measurements of the test set in a run.
@@ -49,6 +49,27 @@ def eighth() -> Config:
     )
 
 
+def plain(optimizer: Optimizer) -> Config:
+    """700 iterations of 32 digits, without warm-up and decay. The rate falls along a cosine
+    to 0.
+    """
+    return Config(
+        data=Data("digits"),
+        optimizer=dataclasses.replace(optimizer, weight_decay=0),
+        schedule=Schedule("cosine", length=700, unit="iterations"),
+        batch_size=32,
+    )
+
+
+def plain_muon(layers: int) -> Config:
+    """Return `plain` with Muon. The deeper the network, the less each layer moves: the rate
+    is 0.1 / layers. Muon trains the kernels between the first and the last one; those have
+    the rate 0.001.
+    """
+    rate = 0.1 / layers
+    return plain(Optimizer("muon", learning_rate=rate, adam_ratio=0.001 / rate))
+
+
 #: Name to recipe.
 RECIPES: Mapping[str, Callable[[], Config]] = {
     "paper": recipes.cifar10,
@@ -56,6 +77,9 @@ RECIPES: Mapping[str, Callable[[], Config]] = {
     "batch64": recipes.cifar10_batch64,
     "small": small,
     "fast": recipes.cifar10_fast,
+    "plain_sgd": lambda: plain(Optimizer(learning_rate=3e-4)),
+    "plain_muon": lambda: plain_muon(1_000),
+    "plain_muon10000": lambda: plain_muon(10_000),
 }
 
 
@@ -325,6 +349,28 @@ _DEEP = Table(
     "3,333 units.",
 )
 
+_PLAIN = Table(
+    "Ten thousand layers without shortcuts and normalisation, on digits",
+    tuple(
+        _row(
+            f"{layers:,} layers, {optimizer}",
+            f"digits/plain{layers}-{optimizer.lower()}",
+            recipe,
+            Model("digits_vanilla10000", options=(f"depth={layers}",)),
+            measurements=20,
+        )
+        for layers, optimizer, recipe in (
+            (1_000, "SGD", "plain_sgd"),
+            (1_000, "Muon", "plain_muon"),
+            (10_000, "Muon", "plain_muon10000"),
+        )
+    ),
+    about="A chain of convolutions with 16 channels and tanh. The weights start as orthogonal "
+    "matrices, which keep the signal (delta-orthogonal, arXiv 1806.05393), and there are no "
+    "biases. The rate of SGD is the best of 0.01, 0.003, 0.001 and 0.0003; that of Muon, whose "
+    "updates are orthogonal too, is 0.1 / layers.",
+)
+
 #: Name of a command to its table, in the order of the report.
 TABLES: Mapping[str, Table] = {
     "fast": _FAST,
@@ -351,6 +397,7 @@ TABLES: Mapping[str, Table] = {
     "digits1": _table("Table 1 in small, on digits", baseline=IDENTITY, table="1", **_SMALL),
     "digits2": _table("Table 2 in small, on digits", baseline=ORIGINAL, table="2", **_SMALL),
     "deep": _DEEP,
+    "plain": _PLAIN,
 }
 
 #: Name to trial, each once.
@@ -453,5 +500,11 @@ FIGURES: Mapping[str, Figure] = {
             "10,001 layers": "10001-full_preactivation",
         },
         "digits/resnet{}",
+    ),
+    "plain": _figure(
+        "Ten thousand layers without shortcuts and normalisation, on digits",
+        "plain",
+        {"1,000 layers": "1000-muon 1000-sgd", "10,000 layers": "10000-muon"},
+        "digits/plain{}",
     ),
 }
