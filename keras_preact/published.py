@@ -222,9 +222,7 @@ def _rows() -> Iterator[Result]:
     for depth, error, fields in _FIRST_PAPER:
         fields = {"statistic": "not stated", "source": f"{FIRST_PAPER}, Table 6"} | fields
         arguments = {"depth": depth, "arrangement": "original"}
-        yield cifar(
-            "6 of 1512.03385", f"{depth} layers", f"ResNet-{depth}", arguments, error, **fields
-        )
+        yield cifar("6 of 1512.03385", "original", f"ResNet-{depth}", arguments, error, **fields)
 
 
 #: Every row, table by table.

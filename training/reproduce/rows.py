@@ -367,7 +367,7 @@ _PLAIN = Table(
     ),
     about="A chain of convolutions with 16 channels and tanh. The weights start as orthogonal "
     "matrices, which keep the signal (delta-orthogonal, arXiv 1806.05393), and there are no "
-    "biases. The rate of SGD is the best of 0.01, 0.003, 0.001 and 0.0003; that of Muon, whose "
+    "biases. The rate of SGD is the best of 0.03, 0.003, 0.001 and 0.0003; that of Muon, whose "
     "updates are orthogonal too, is 0.1 / layers.",
 )
 
