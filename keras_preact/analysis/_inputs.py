@@ -124,3 +124,15 @@ def is_softmax(step: Step) -> bool:
     """Whether the operation is a softmax, or a layer that ends in one."""
     activation = getattr(step.operation, "activation", None)
     return step.kind == "Softmax" or activation is keras.activations.softmax
+
+
+def before_softmax(step: Step) -> Callable | None:
+    """Return the function from the input of a softmax, or of a dense layer that ends in
+    one, to the logits; None for any other step.
+    """
+    layer = step.operation
+    if not is_softmax(step):
+        return None
+    if isinstance(layer, keras.layers.Dense):
+        return lambda x: ops.matmul(x, layer.kernel) + (layer.bias if layer.use_bias else 0)
+    return None if step.has_kernel else lambda x: x

@@ -1,6 +1,5 @@
 """Where a classifier looks: Grad-CAM."""
 
-from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -8,7 +7,7 @@ from keras import ops
 
 from keras_preact.analysis import _inputs
 from keras_preact.backend import autodiff
-from keras_preact.graph import Graph, Step
+from keras_preact.graph import Graph
 
 
 def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = None) -> np.ndarray:
@@ -62,7 +61,7 @@ def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = No
         )
     output = graph.outputs[0]
     tensor = _last_map(graph) if layer is None else _output_of(graph, layer)
-    logits_of = _before_softmax(graph.steps[graph.producers[output]])
+    logits_of = _inputs.before_softmax(graph.steps[graph.producers[output]])
     calls = {graph.producers[output]: logits_of} if logits_of else {}
     values = graph.run(graph.values(arrays[0]), calls=calls)
     classes = _inputs.check_labels(classes, len(arrays[0]))
@@ -118,15 +117,3 @@ def _output_of(graph: Graph, layer: str) -> int:
             f"{graph.specs[tensor].shape}"
         )
     return tensor
-
-
-def _before_softmax(step: Step) -> Callable | None:
-    """Return the function from the input of a softmax, or of a dense layer that ends in
-    one, to the logits; None for any other step.
-    """
-    layer = step.operation
-    if not _inputs.is_softmax(step):
-        return None
-    if isinstance(layer, keras.layers.Dense):
-        return lambda x: ops.matmul(x, layer.kernel) + (layer.bias if layer.use_bias else 0)
-    return None if step.has_kernel else lambda x: x

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact.analysis._inputs import is_softmax
+from keras_preact.analysis._inputs import before_softmax
 from keras_preact.analysis.observed import Observed, norms, other_axes
 from keras_preact.graph import Addition, Graph
 
@@ -35,7 +35,8 @@ class Measures:
         cut: Share of values that an activation on an identity path changes.
         outputs: Spread of a normalisation's output.
         inputs: Spread of a weight layer's input over channels.
-        gains: Root mean square of a weight layer's output, over its input's.
+        gains: Root mean square of a weight layer's output, over its input's. A softmax in
+            the layer is left out.
         dead: Share of an activation's channels that are 0 for the whole sample.
         output_size: Root mean square of the logits.
     """
@@ -57,7 +58,7 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
     by_step = {unit.step: unit for unit in units}
     on_path = {i for unit in units if unit.keeps_shape for i in unit.path}
     is_channels_first = any(step.channel_axis == 1 for step in graph.steps)
-    logits = logits_step(graph)
+    last = graph.producers.get(graph.outputs[0])
 
     def spatial(x):
         return other_axes(x, 1 if is_channels_first and x.ndim == 4 else -1)
@@ -78,9 +79,11 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
                     measures.change[unit.name] = _relative(shortcut - before, before)
                     measures.factor[unit.name] = product / square if square else float("nan")
             roles = step.roles
-            if not roles and not step.has_kernel and i != logits:
+            if not roles and not step.has_kernel and i != last:
                 continue
             x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
+            if (step.has_kernel or i == last) and (logits_of := before_softmax(step)):
+                y = _array(logits_of(values[step.inputs[0]]))
             if step.has_kernel:
                 measures.gains[i] = _relative(y, x) * np.sqrt(x.size / y.size)
                 if np.issubdtype(x.dtype, np.floating):
@@ -93,17 +96,9 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
                 measures.dead[i] = float(np.mean(dead))
                 if i in on_path:
                     measures.cut[i] = float(np.mean(x != y))
-            if i == logits:
+            if i == last:
                 measures.output_size = float(np.sqrt(np.mean(y**2)))
     return measures
-
-
-def logits_step(graph: Graph) -> int | None:
-    """Return the index of the step that returns the logits."""
-    i = graph.producers.get(graph.outputs[0])
-    if i is not None and is_softmax(graph.steps[i]) and not graph.steps[i].has_kernel:
-        return graph.producers.get(graph.steps[i].inputs[0])
-    return i
 
 
 def _array(tensor) -> np.ndarray:

@@ -186,15 +186,16 @@ class Network:
         [(start, units)] = starts.most_common(1)
         return [*dict.fromkeys(start[::-1])][::-1] if 2 * units > starts.total() else None
 
-    @cached_property
-    def head(self) -> list[int]:
-        """Steps from the last sum to the next weight, or to the network's output."""
+    def downstream(self, tensor: int) -> tuple[list[int], int | None]:
+        """Follow a tensor to the next weight layer, or to the network's output.
+
+        Returns:
+            The steps on the way, and the weight layer, if there is one.
+        """
         steps: list[int] = []
-        tensor = self.units[-1].total
         while readers := self.graph.consumers[tensor]:
-            step = self.graph.steps[readers[0]]
-            if step.has_kernel:
-                break
+            if self.graph.steps[readers[0]].has_kernel:
+                return steps, readers[0]
             steps.append(readers[0])
-            tensor = step.outputs[0]
-        return steps
+            tensor = self.graph.steps[readers[0]].outputs[0]
+        return steps, None

@@ -270,7 +270,8 @@ def final_activation(check: Check, network: Network) -> AuditFinding:
     """Compare the layers after the last addition with those that the arrangement needs, or
     with those before the units' weights if it is unknown; find doubled norms.
     """
-    steps = [network.graph.steps[i] for i in network.head]
+    head, weight = network.downstream(network.units[-1].total)
+    steps = [network.graph.steps[i] for i in head]
     names = [step.name for step in steps if set(step.roles) & {"norm", "activation"}]
     order = [
         role
@@ -302,6 +303,9 @@ def final_activation(check: Check, network: Network) -> AuditFinding:
     if wanted is None:
         return check.finding(Status.WARN, figure, doubled or names, detail, is_ranked=False)
     if any(order.count(role) < wanted.count(role) for role in wanted):
+        if weight is not None and _is_normalized_after(network, weight):
+            layer = network.graph.steps[weight].name
+            return check.passed(f"{detail} They follow {layer}, which reads the sum.", figure)
         return check.finding(Status.FAIL, figure, [network.units[-1].name], detail)
     if wanted[:1] == ["norm"] and order[:1] == ["activation"]:
         return check.finding(
@@ -310,6 +314,16 @@ def final_activation(check: Check, network: Network) -> AuditFinding:
     if doubled or (wanted and figure > wanted.count("norm")):
         return check.finding(Status.WARN, figure, doubled or names, detail, is_ranked=False)
     return check.passed(detail, figure)
+
+
+def _is_normalized_after(network: Network, weight: int) -> bool:
+    """Tell whether a normalisation, then an activation separate a weight layer from the
+    next one.
+    """
+    step = network.graph.steps[weight]
+    steps, reader = network.downstream(step.outputs[0])
+    order = [*step.roles[1:], *network.order(steps)]
+    return reader is not None and order == ["norm", "activation"]
 
 
 def _in_words(order: list[str]) -> str:

@@ -79,7 +79,7 @@ def chain(
 
     Args:
         normalized: Whether unit 2 has its second normalisation.
-        head: Layers between the last addition and the pooling: n, a.
+        head: Layers between the last addition and the pooling: n, a, or c, a convolution.
         shortcut: Shortcut of unit 2, a function of x and the activated x.
         after: Function of unit 2's sum.
         epsilon: Epsilon of every normalisation.
@@ -104,7 +104,10 @@ def chain(
         x = layers.Add(name=f"unit{i}")([shortcut(x, activated) if i == 2 else x, y])
         x = after(x) if after and i == 2 else x
     for j, kind in enumerate(head):
-        x = norm(x, f"head_norm{j}") if kind == "n" else layers.ReLU(name=f"head_relu{j}")(x)
+        if kind == "a":
+            x = layers.ReLU(name=f"head_relu{j}")(x)
+        else:
+            x = norm(x, f"head_norm{j}") if kind == "n" else conv(x, f"head_conv{j}")
     x = layers.Dense(5, name="classifier")(layers.GlobalAveragePooling2D()(x))
     return keras.Model(inputs, x, name="chain")
 
@@ -200,6 +203,15 @@ def of_no_known_arrangement(starts, sums, last) -> keras.Model:
         y = layers.Dense(16)(layers.Dense(16, activation="relu")(applied(x, start)))
         x = applied(layers.Add(name=f"unit{i}")([x, y]), sums if i < 3 else last)
     return keras.Model(inputs, layers.Dense(5)(x))
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [("cna", "PASS"), ("nacna", "PASS"), ("c", "FAIL"), ("ca", "FAIL"), ("can", "FAIL")],
+)
+def test_a_convolution_may_read_the_last_sum_if_a_norm_and_an_activation_follow(head, status):
+    """As in Xception."""
+    assert str(audit(chain(head=head), IMAGES)[LAST].status) == status
 
 
 NORM, RELU = "a normalisation", "an activation"
@@ -388,6 +400,18 @@ def test_gradients_and_signals_are_those_of_propagation(labels, ending):
     features = keras.Model(model.input, classifier.input).predict(VECTORS[:4], verbose=0)
     size = np.sqrt(np.mean((features @ kernel + bias) ** 2))
     np.testing.assert_allclose(found["output scale"].figure, size, rtol=1e-4)
+
+
+def test_a_softmax_inside_the_classifier_is_left_out():
+    model = chain()
+    classifier = model.get_layer("classifier")
+    probabilities = layers.Dense(5, activation="softmax", name="classifier")
+    other = keras.Model(model.input, probabilities(classifier.input))
+    other.set_weights(model.get_weights())
+    logits, found = audit(model, IMAGES), audit(other, IMAGES)
+    for check in ("weight scale", "output scale"):
+        np.testing.assert_allclose(found[check].figure, logits[check].figure, rtol=1e-5)
+    assert found["weight scale"].detail == logits["weight scale"].detail
 
 
 @pytest.mark.parametrize(("units", "status"), [(2, "PASS"), (3, "WARN"), (4, "FAIL")])
