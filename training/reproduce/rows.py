@@ -67,7 +67,7 @@ def plain_muon(layers: int) -> Config:
     the rate 0.001.
     """
     rate = 0.1 / layers
-    return plain(Optimizer("muon", learning_rate=rate, adam_ratio=0.001 / rate))
+    return plain(Optimizer("muon", learning_rate=rate, nesterov=True, adam_ratio=0.001 / rate))
 
 
 #: Name to recipe.
