@@ -1,6 +1,5 @@
 """Where a classifier looks: Grad-CAM."""
 
-
 import keras
 import numpy as np
 from keras import ops
