@@ -350,7 +350,7 @@ _DEEP = Table(
 )
 
 _PLAIN = Table(
-    "Ten thousand layers without shortcuts and normalisation, on digits",
+    "Chains without shortcuts and normalisation, on digits",
     tuple(
         _row(
             f"{layers:,} layers, {optimizer}",
@@ -502,7 +502,7 @@ FIGURES: Mapping[str, Figure] = {
         "digits/resnet{}",
     ),
     "plain": _figure(
-        "Ten thousand layers without shortcuts and normalisation, on digits",
+        "Chains without shortcuts and normalisation, on digits",
         "plain",
         {"1,000 layers": "1000-muon 1000-sgd", "10,000 layers": "10000-muon"},
         "digits/plain{}",
