@@ -50,14 +50,14 @@ def eighth() -> Config:
 
 
 def plain(optimizer: Optimizer) -> Config:
-    """700 iterations of 32 digits, without warm-up and decay. The rate falls along a cosine
+    """The iterations of `small` without warm-up and decay. The rate falls along a cosine
     to 0.
     """
-    return Config(
-        data=Data("digits"),
+    paper = small()
+    return dataclasses.replace(
+        paper,
         optimizer=dataclasses.replace(optimizer, weight_decay=0),
-        schedule=Schedule("cosine", length=700, unit="iterations"),
-        batch_size=32,
+        schedule=Schedule("cosine", length=paper.schedule.length, unit="iterations"),
     )
 
 
@@ -368,7 +368,8 @@ _PLAIN = Table(
     about="A chain of convolutions with 16 channels and tanh. The weights start as orthogonal "
     "matrices, which keep the signal (delta-orthogonal, arXiv 1806.05393), and there are no "
     "biases. The rate of SGD is the best of 0.03, 0.003, 0.001 and 0.0003; that of Muon, whose "
-    "updates are orthogonal too, is 0.1 / layers.",
+    "updates are orthogonal too, is 0.1 / layers. Both were chosen by trial on 360 digits, some "
+    "of which are test images.",
 )
 
 #: Name of a command to its table, in the order of the report.

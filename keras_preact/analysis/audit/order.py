@@ -320,10 +320,8 @@ def _is_normalized_after(network: Network, weight: int) -> bool:
     """Tell whether a normalisation, then an activation separate a weight layer from the
     next one.
     """
-    step = network.graph.steps[weight]
-    steps, reader = network.downstream(step.outputs[0])
-    order = [*step.roles[1:], *network.order(steps)]
-    return reader is not None and order == ["norm", "activation"]
+    _, reader = network.downstream(network.graph.steps[weight].outputs[0])
+    return reader is not None and network.order_before(reader) == ["norm", "activation"]
 
 
 def _in_words(order: list[str]) -> str:
