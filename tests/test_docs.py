@@ -67,16 +67,20 @@ CLAIMS = [
         (FULL, ERROR),
     ),
     (
-        r"([\d.]+) % of the test images on average, .*; (\d+) minutes on two cores, "
+        r"accuracy ([\d.]+) % on average, .*; (\d+) minutes on two cores, "
         r"(\d+) s on an H100",
         (FAST, "views flip_shift accuracy", 100, statistics.mean),
         (FAST, "cost seconds", 1 / 60),
         (FAST.replace("*", "0-h100"), "cost seconds"),
     ),
     (
-        r"original ([\d.]+) % \(published: 8.75 %\), full pre-activation ([\d.]+) %",
-        ("results/cifar10/resnet20-original/seed-*.json", ERROR),
-        ("results/cifar10/resnet20-full_preactivation/seed-*.json", ERROR),
+        r"original ([\d.]+) and ([\d.]+) % \(published: 8.75 and 7.51 %\), full pre-activation "
+        r"([\d.]+) and ([\d.]+) %",
+        *(
+            (f"results/cifar10/resnet{depth}-{name}/seed-*.json", ERROR)
+            for name in ("original", "full_preactivation")
+            for depth in (20, 32)
+        ),
     ),
     *(
         (

@@ -6,9 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import cli
+from . import cli, quiet
 from .commands import COMMANDS
-from .quiet import QuietTensorFlow
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,8 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # TensorFlow leaves these kernels out on CPUs without AVX-512. With AVX2 alone, a network for
     # CIFAR trains 1.5 times as fast with them.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-    if QuietTensorFlow not in sys.meta_path:
-        sys.meta_path.insert(0, QuietTensorFlow)
+    quiet.install()
     argv = list(sys.argv[1:] if argv is None else argv)
     words, verbose = cli.split_verbose(argv)
     if not words or words[0] in ("-h", "--help"):

@@ -37,6 +37,12 @@ class QuietTensorFlow(importlib.machinery.PathFinder):
         return spec
 
 
+def install() -> None:
+    """Import TensorFlow without its notes from now on, in this process."""
+    if QuietTensorFlow not in sys.meta_path:
+        sys.meta_path.insert(0, QuietTensorFlow)
+
+
 @contextlib.contextmanager
 def without_notes() -> Iterator[None]:
     """Hold back what this process writes to stderr, and write it at the end without

@@ -30,17 +30,22 @@ def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
         name: Name of the curve.
 
     Returns:
-        The iterations `(n,)`, and the least, median and largest number of the runs at
-        them `(3, n)`. An iteration at which no run has a number is left out.
+        The iterations `(n,)` at which a run was measured, and the least, median and
+        largest number of the runs at them `(3, n)`. Between two of its measurements, a
+        run counts with the number on the line between them.
     """
-    values: dict[int, list[float]] = {}
+    lines = []
     for record in records:
-        for iteration, value in zip(record.curves["iteration"], record.curves[name], strict=True):
-            if value is not None:
-                values.setdefault(iteration, []).append(value)
-    iterations = sorted(values)
-    bands = [(min(values[i]), float(np.median(values[i])), max(values[i])) for i in iterations]
-    return np.array(iterations, "int64"), np.array(bands, "float64").reshape(-1, 3).T
+        pairs = zip(record.curves["iteration"], record.curves[name], strict=True)
+        points = [(iteration, value) for iteration, value in pairs if value is not None]
+        if points:
+            lines.append(np.array(points, "float64").T)
+    if not lines:
+        return np.zeros(0, "int64"), np.zeros((3, 0))
+    iterations = np.unique(np.concatenate([line[0] for line in lines]))
+    values = [np.interp(iterations, at, numbers, np.nan, np.nan) for at, numbers in lines]
+    bands = [each(values, axis=0) for each in (np.nanmin, np.nanmedian, np.nanmax)]
+    return iterations.astype("int64"), np.stack(bands)
 
 
 def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:

@@ -163,3 +163,13 @@ def test_bands_leave_out_diverged_runs():
     iterations, band = pictures.band(runs, "test_error")
     assert iterations.tolist() == [10, 20, 30]
     np.testing.assert_allclose(band, [[50, 10, 6], [70, 20, 7.5], [90, 30, 9]])
+
+
+def test_bands_of_runs_that_were_measured_at_different_iterations():
+    often = record(FULL, 0, 6.0, errors=[50.0, 40.0, 10.0, 6.0])
+    seldom = record(FULL, 1, 12.0, errors=[36.0, 12.0])
+    seldom.curves["iteration"][:] = [15, 40]
+    iterations, band = pictures.band([often, seldom], "test_error")
+    assert iterations.tolist() == [10, 15, 20, 30, 40]
+    low, high = [50, 36, 31.2, 10, 6], [50, 45, 40, 21.6, 12]
+    np.testing.assert_allclose(band, [low, np.add(low, high) / 2, high])

@@ -9,7 +9,7 @@ import keras
 import pytest
 
 from tests.training import commands
-from training import children
+from training import children, quiet
 from training.cli import UserError
 from training.config import from_json
 from training.reproduce import __main__ as main
@@ -128,6 +128,19 @@ def test_all_runs_receive_a_signal(train):
         train(*pair(75, signal.SIGTERM), options=words)
     assert ended.value.code == 75
     assert started(train) == [(TRIAL, 0), (TRIAL, 1)]
+
+
+@pytest.mark.process
+def test_a_real_run(tmp_path):
+    """In processes of its own; the notes of TensorFlow are left out of both."""
+    words = "reproduce first-paper --rows resnet20-original --seeds 1 --smoke"
+    process = commands.start("-m", "training", *words.split(), cwd=tmp_path)
+    status, out, err = commands.finish(process)
+    assert status == 0, err
+    assert not quiet.NOTES.search(err)
+    (record,) = results.read(tmp_path / "runs/reproduce/smoke/results")
+    assert (record.trial, record.seed) == ("cifar10/resnet20-original", 0)
+    assert f"seed 0: test error {record.error:.2f} %. Written: " in out
 
 
 @pytest.mark.parametrize(
