@@ -3,14 +3,13 @@ results/README.md.
 """
 
 import collections
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-
-from keras_preact.published import Result
 
 from .. import cli, runs
 from ..terminal import duration, markdown
@@ -33,8 +32,9 @@ the smallest and the largest. A run that diverged counts as larger than every nu
 
 The last column compares a row with the original units and identity shortcuts: its mean is \
 *higher* or *lower* if the 95 % interval for the difference (Welch) excludes 0, *open* otherwise. \
-A run that diverged counts as an error of 100 %. If two rows are equal, the chance that they look \
-different is one in 20.
+A run that diverged counts as an error of 100 %. The pairs of rows below a table are compared in \
+the same way; `>` says which row has the higher error. If two rows are equal, the chance that \
+they look different is one in 20.
 
 On the same kind of CPU, a run repeats to the bit. Another kind of CPU rounds differently: after \
 about ten iterations, the curves of the same seed differ. The time of a run is wall-clock time: it \
@@ -162,7 +162,7 @@ def spread(values: Sequence[float | None], digits: str) -> str:
     >>> spread([6.4, None, 6.2], ".1f"), spread([6.4, None], ".1f"), spread([6.4], ".1f")
     ('6.4 (6.2 to diverged)', 'diverged (6.4 to diverged)', '6.4')
     """
-    numbers = [math.inf if value is None else value for value in values]
+    numbers = list(map(_number, values))
     middle, *ends = (
         format(number, digits) if math.isfinite(number) else "diverged"
         for number in (statistics.median(numbers), min(numbers), max(numbers))
@@ -200,41 +200,52 @@ def against(table: Table, row: Row, groups: Groups) -> str:
     words = "higher" if ours > 0 else "lower"
     published = {each.trial.name: each.published for each in table.rows}
     pair = [published.get(name) for name in (row.trial.name, row.baseline or "")]
-    errors = [_error(each) for each in pair if each is not None]
+    errors = [_number(each.error) for each in pair if each is not None]
     if len(errors) < 2:
         return words
     return f"{words}, {'as' if (errors[0] > errors[1]) == (ours > 0) else 'unlike'} published"
 
 
 def order(table: Table, groups: Groups) -> str:
-    """Return how many pairs of rows have the order of their published errors, by the
-    medians. A pair has one network; two published fails have no order. An empty string if
-    no pair was measured.
+    """Return how many pairs of rows have the order of their published errors, and which
+    have the opposite order. A pair has one network; two published fails have no order.
+    An empty string if no pair was measured.
     """
     rows = [
-        (row.published, statistics.median(map(_error, groups[row.trial.name])))
+        (row.label, row.published, [record.error for record in groups[row.trial.name]])
         for row in table.rows
         if row.published and groups.get(row.trial.name)
     ]
-    pairs = [
-        ours < others
-        for better, ours in rows
-        for worse, others in rows
-        if better.network == worse.network
-        and better.dataset == worse.dataset
-        and _error(better) < _error(worse)
-    ]
-    if not pairs:
+    lower: list[bool] = []
+    signs: list[int] = []
+    opposite: dict[str, list[str]] = {}
+    for (label, better, errors), (other, worse, others) in itertools.permutations(rows, 2):
+        one_network = (better.network, better.dataset) == (worse.network, worse.dataset)
+        if not one_network or _number(better.error) >= _number(worse.error):
+            continue
+        lower.append(_median(errors) < _median(others))
+        signs.append(difference(errors, others))
+        if signs[-1] > 0:
+            opposite.setdefault(label, []).append(other)
+    if not signs:
         return ""
-    return (
-        f"{sum(pairs)} of {len(pairs)} pairs of rows have the published order: the row with the "
-        "lower published error has the lower median."
+    text = (
+        f"{sum(lower)} of {len(lower)} pairs of rows have the published order: the row with the "
+        "lower published error has the lower median. By the means (Welch), the order is as "
+        f"published for {signs.count(-1)} pairs, opposite for {signs.count(1)}, and open for "
+        f"{signs.count(0)}."
     )
+    items = [f"- {label} > {'; '.join(names)}" for label, names in opposite.items()]
+    return "\n".join([text, "", "Opposite:", "", *items] if items else [text])
 
 
-def _error(result: Record | Result) -> float:
+def _number(error: float | None) -> float:
     """Return the error of a run or of a published row; a fail has the largest."""
-    return math.inf if result.error is None else result.error
+    return math.inf if error is None else error
+
+
+def _median(errors: Sequence[float | None]) -> float:
+    return statistics.median(map(_number, errors))
 
 
 def difference(errors: Sequence[float | None], others: Sequence[float | None]) -> int:

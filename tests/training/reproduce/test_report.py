@@ -95,6 +95,8 @@ def test_against_the_original(tmp_path):
     write(tmp_path, "cifar10/resnet164-full_preactivation", [5.4, 5.5, 5.6])
     text = section(tmp_path, "table2")
     assert "\n7 of 10 pairs of rows have the published order: " in text
+    assert "as published for 5 pairs, opposite for 1, and open for 4." in text
+    assert "\n- ResNet-110, original > ResNet-110, relu_only_preactivation\n" in text
     found = rows(text)
     assert {label: own["against the original"] for label, own in found.items()} == {
         "ResNet-110, original": "-",
