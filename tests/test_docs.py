@@ -93,12 +93,13 @@ CLAIMS = [
     ),
     (
         r"pre-activation ([\d.]+) %, original units ([\d.]+) %; 10,001 layers ([\d.]+) %; without "
-        r"shortcuts and normalisation: SGD ([\d.]+) %, Muon ([\d.]+) %",
+        r"shortcuts and normalisation: SGD ([\d.]+) %, Muon ([\d.]+) %, 10,000 layers ([\d.]+) %",
         (DIGITS.format("1001-full_preactivation"), ERROR),
         (DIGITS.format("1001-original"), ERROR),
         (DIGITS.format("10001-full_preactivation"), ERROR),
         ("results/digits/plain1000-sgd/seed-*.json", ERROR),
         ("results/digits/plain1000-muon/seed-*.json", ERROR),
+        ("results/digits/plain10000-muon/seed-*.json", ERROR),
     ),
     (
         r"identity ([\d.]+) %, shortcut-only gating ([\d.]+) and ([\d.]+) %, exclusive gating "
