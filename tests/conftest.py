@@ -37,9 +37,10 @@ if BACKEND == "jax":
 
     # Compiling takes nearly all of the time; code that runs for milliseconds need not be fast.
     # XLA reads the flags at the first array.
-    os.environ.setdefault(
-        "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    )
+    flags = ["--xla_backend_optimization_level=0"]
+    if jax.__version_info__ < (0, 11):  # newer versions stop at a flag that they do not know
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ.setdefault("XLA_FLAGS", " ".join(flags))
     jax.config.update("jax_default_matmul_precision", "highest")
 elif BACKEND == "torch":
     import torch

@@ -97,6 +97,15 @@ def test_follows_from_the_seed_alone(data_set):
     assert not any(np.array_equal(a, b) for (a, _), (b, _) in zip(first, other, strict=True))
 
 
+def test_labels_are_what_jax_takes_as_they_are(data_set):
+    """JAX warns for int64."""
+    data, _, options = data_set
+    _, labels = stream(data_set).dataset().element_spec
+    assert labels.dtype == ("float32" if options else "int32")
+    for split in (data.train, data.test):
+        assert split.open().element_spec[1].dtype == "int32"
+
+
 class TestEpochs:
     def labels(self, data, seed, augmentation="none", size=None, epochs=3):
         """Return the labels of some epochs, one row per epoch."""

@@ -16,7 +16,7 @@ from ..cli import UserError
 from ..config import Data
 from . import folders
 from .pixels import mean_and_std
-from .readers import Arrays, Files, Reader
+from .readers import LABELS, Arrays, Files, Reader
 
 #: Decoded splits up to this many bytes are decoded once and held in memory.
 CACHE_BYTES = 2 * 2**30
@@ -119,7 +119,7 @@ class ImageData:
         if self.size is None or split.size * self.size**2 * self.channels > CACHE_BYTES:
             return None
         images = np.empty((split.size, self.size, self.size, self.channels), "uint8")
-        labels = np.empty(split.size, "int64")
+        labels = np.empty(split.size, LABELS)
         start = 0
         for batch, batch_labels in split.open().batch(256).as_numpy_iterator():
             stop = start + len(batch)

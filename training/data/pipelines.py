@@ -23,7 +23,7 @@ from .finishing import finished
 from .image_data import ImageData
 from .mixing import Mixing
 from .rand_augment import RandAugment
-from .readers import LAST, Arrays, Fake, Reader
+from .readers import LABELS, LAST, Arrays, Fake, Reader
 
 #: Function of a step and rows. It returns the tf.data.Dataset of batches from this step on, with
 #: these rows of each batch.
@@ -198,7 +198,7 @@ def _check_one_size(data: ImageData, size: int | None) -> None:
 def _one_batch(shape: tuple[int, ...], classes: int, seed: int, shares: bool) -> Opener:
     random = np.random.default_rng(seed)
     pixels = random.integers(0, 256, shape, "uint8")
-    labels = random.integers(0, classes, shape[0])
+    labels = random.integers(0, classes, shape[0]).astype(LABELS)
     if shares:
         labels = np.eye(classes, dtype="float32")[labels]
 

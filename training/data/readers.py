@@ -25,6 +25,8 @@ SHUFFLE_BUFFER = 10_000
 #: Number of shards that are read at a time, and of records that each of them gives in turn.
 CYCLE, BLOCK = 16, 16
 LAST = np.iinfo("int64").max
+#: Dtype of labels. JAX has no other integers unless it is asked for them, and warns.
+LABELS = "int32"
 
 
 class Reader:
@@ -50,7 +52,7 @@ class Reader:
     def all_labels(self) -> np.ndarray:
         """Return the labels of all images, in the order of `rows`."""
         labels = self.rows().map(lambda element: self.fetch(element)[1])
-        return np.array(list(labels.as_numpy_iterator()), "int64")
+        return np.array(list(labels.as_numpy_iterator()), LABELS)
 
     def rows(self) -> Any:
         """Return a tf.data.Dataset of all elements, always in the same order."""
@@ -103,7 +105,7 @@ class Arrays(Reader):
     encoded = False
 
     def __init__(self, images: np.ndarray, labels: np.ndarray):
-        self.images, self.labels = images, np.asarray(labels, "int64")
+        self.images, self.labels = images, np.asarray(labels, LABELS)
         self.size = len(images)
 
     @functools.cached_property
@@ -144,7 +146,7 @@ class Encoded(Reader):
         self.size = len(labels)
 
     def all_labels(self):
-        return np.array(self.labels, "int64")  # without reading the images
+        return np.array(self.labels, LABELS)  # without reading the images
 
     def decode(self, image):
         image = tf.io.decode_image(image, channels=self.shape[-1], expand_animations=False)
@@ -268,7 +270,7 @@ class Records(Reader):
 
         skip = {"image": tfds.decode.SkipDecoding()}
         row = self._features.deserialize_example(element, decoders=skip)
-        return row["image"], row["label"]
+        return row["image"], tf.cast(row["label"], LABELS)
 
     def decode(self, image):
         return self._features["image"].decode_example(image)

@@ -56,7 +56,7 @@ def _digits(data: Data) -> ImageData:
 
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype("uint8")[..., None]
-    labels = digits.target.astype("int64")
+    labels = digits.target
     train_x, test_x, train_y, test_y = train_test_split(
         images, labels, test_size=360, stratify=labels, random_state=0
     )
