@@ -38,8 +38,9 @@ they look different is one in 20.
 
 On the same kind of CPU, a run repeats to the bit. Another kind of CPU rounds differently: after \
 about ten iterations, the curves of the same seed differ. The time of a run is wall-clock time: it \
-includes delays by other work on the machine. Each file has the run's configuration, code, \
-packages and device."""
+includes delays by other work on the machine. If runs trained on a device at the same time, each \
+counts with its share of the time. Each file has the run's configuration, code, packages and \
+device."""
 
 
 def report(output: Path = RESULTS) -> None:
