@@ -152,7 +152,7 @@ class InputRange:
         Args:
             x: A batch as the network takes it. Only its first examples are checked.
         """
-        x = np.asarray(x)
+        x = readable(x)
         if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
             return None
         most = max(_ENOUGH, min(_MOST_EXAMPLES, _MOST_VALUES * len(x) // x.size))
@@ -179,6 +179,14 @@ class InputRange:
             f"after its preprocessing the input has {after}, instead of about 0 and 1. {remedy}, "
             "or build the network with the `mean` and `std` of your images."
         )
+
+
+def readable(array) -> np.ndarray:
+    """Return an array whose dtype NumPy knows: bfloat16, which it takes for raw bytes,
+    becomes float32.
+    """
+    array = np.asarray(array)
+    return array.astype("float32") if array.dtype.name == "bfloat16" else array
 
 
 def wrong_scale(x: np.ndarray, z: np.ndarray, *, is_plain: bool) -> tuple[float, float] | None:

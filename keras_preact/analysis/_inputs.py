@@ -1,14 +1,20 @@
 """Check the arguments of the analyses: a batch of inputs, labels, and a loss."""
 
+import math
 from collections.abc import Callable
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_preact.backend import autodiff
+from keras_preact.backend.arrays import as_numpy
 from keras_preact.graph import Graph, Step
 from keras_preact.models import first_batch
 from keras_preact.models.base import UnitNetwork
+
+#: Largest exponent of a loss scale: the scaled loss must be finite in float32.
+_LARGEST_SCALE = 100
 
 
 def check_sample(model: keras.Layer, sample, argument: str = "x") -> list[np.ndarray]:
@@ -19,17 +25,13 @@ def check_sample(model: keras.Layer, sample, argument: str = "x") -> list[np.nda
             fit the model.
     """
     parts = sample if isinstance(sample, list | tuple) else [sample]
-    arrays = [_array(part) for part in parts]
+    arrays = [as_numpy(part) for part in parts]
     inputs = getattr(model, "inputs", None) or [None] * len(arrays)
     if len(inputs) != len(arrays):
         raise ValueError(
             f"The model has {len(inputs)} inputs. Received: {len(arrays)} arrays as `{argument}`"
         )
     return [_check(array, symbol, argument) for array, symbol in zip(arrays, inputs, strict=True)]
-
-
-def _array(value) -> np.ndarray:
-    return np.asarray(ops.convert_to_numpy(value) if ops.is_tensor(value) else value)
 
 
 def _check(array: np.ndarray, symbol, argument: str) -> np.ndarray:
@@ -68,7 +70,7 @@ def check_labels(labels, examples: int):
     """Return labels as an array, one per example, or None if there are none."""
     if labels is None:
         return None
-    labels = _array(labels)
+    labels = as_numpy(labels)
     labels = labels.astype("float32") if labels.dtype.kind == "f" else labels
     if len(labels) != examples:
         raise ValueError(
@@ -118,6 +120,33 @@ def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
     logits = producer is None or not is_softmax(graph.steps[producer])
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
     return lambda outputs: entropy(labels, ops.cast(outputs[0], "float32"))
+
+
+def loss_scale(model: keras.Layer, inputs, loss: Callable, training: bool) -> float:
+    """Return the factor for a loss with which its largest derivative on an output is
+    about 1, if layers compute in float16; else 1.
+
+    The small gradients of a network that is sure of its answers would be 0 in float16.
+    Training scales its loss for the same reason.
+
+    Args:
+        model: The model.
+        inputs: A batch as the model takes it.
+        loss: The function from a list of the model's outputs to the loss.
+        training: Whether the model is called in training mode.
+    """
+    if not any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
+        return 1.0
+    with keras.StatelessScope(), autodiff.without_gradients():
+        outputs = [
+            ops.cast(output, "float32")
+            for output in keras.tree.flatten(model(inputs, training=training))
+        ]
+    _, _, derivatives, _ = autodiff.value_and_gradients(lambda *y: (loss(list(y)), []), outputs)
+    largest = max(float(np.abs(ops.convert_to_numpy(each)).max()) for each in derivatives)
+    if not 0 < largest < math.inf:
+        return 1.0
+    return 2.0 ** min(round(-math.log2(largest)), _LARGEST_SCALE)
 
 
 def is_softmax(step: Step) -> bool:

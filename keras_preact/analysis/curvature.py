@@ -58,7 +58,8 @@ def curvature(
         seed: Seed of these vectors and of the start of Lanczos' method.
 
     Raises:
-        ValueError: as `propagation`, and for `k` or `probes` below 1.
+        ValueError: as `propagation`; for `k` or `probes` below 1; for a Hessian that is
+            not finite.
 
     Example:
 
@@ -77,7 +78,7 @@ def curvature(
     arrays = _inputs.check_sample(model, x)
     _inputs.watch(model, x)
     labels = _inputs.check_labels(labels, len(arrays[0]))
-    value = _loss(model, Graph(model, _one(arrays)), arrays, labels, loss, training)
+    value, scale = _loss(model, Graph(model, _one(arrays)), arrays, labels, loss, training)
     multiply = autodiff.compiled(lambda *vectors: autodiff.hvp(value, variables, vectors))
     sizes = [int(np.prod(variable.shape)) for variable in variables]
     ends = np.cumsum(sizes)[:-1]
@@ -87,9 +88,15 @@ def curvature(
             ops.convert_to_tensor(part.reshape(variable.shape), variable.dtype)
             for part, variable in zip(np.split(vector.reshape(-1), ends), variables, strict=True)
         ]
-        return np.concatenate(
-            [ops.convert_to_numpy(part).astype("float64").ravel() for part in multiply(*parts)]
-        )
+        products = map(ops.convert_to_numpy, multiply(*parts))
+        whole = np.concatenate([part.astype("float64").ravel() for part in products])
+        if not np.isfinite(whole).all():
+            raise ValueError(
+                "The Hessian must be finite. Received: a product with infinite or NaN values. If "
+                "the model computes in float16, measure a copy: "
+                "kp.models.changed_copy(model, dtype='float32')"
+            )
+        return whole / scale
 
     random, total = np.random.default_rng(seed), sum(sizes)
     signs = random.choice([-1.0, 1.0], (probes, total))
@@ -180,11 +187,11 @@ def gradient_noise(
     for start in range(0, examples, size):
         part = [array[start : start + size] for array in arrays]
         part_labels = None if labels is None else labels[start : start + size]
-        value = _loss(model, graph, part, part_labels, loss, training)
+        value, scale = _loss(model, graph, part, part_labels, loss, training)
         *_, gradients = autodiff.value_and_gradients(
             lambda value=value: (value(), []), [], variables
         )
-        exact = [ops.convert_to_numpy(gradient).astype("float64") for gradient in gradients]
+        exact = [ops.convert_to_numpy(each).astype("float64") / scale for each in gradients]
         squares.append(sum(float((array**2).sum()) for array in exact))
         mean = [total + array / parts for total, array in zip(mean, exact, strict=True)]
     small, large = float(np.mean(squares)), sum(float((array**2).sum()) for array in mean)
@@ -198,7 +205,10 @@ def _one(arrays: list[np.ndarray]):
     return arrays if len(arrays) > 1 else arrays[0]
 
 
-def _loss(model, graph: Graph, arrays, labels, loss, training: bool) -> Callable:
-    """Return the function without arguments that computes the loss of a batch."""
-    total = _inputs.loss_of(graph, labels, loss)
-    return lambda: total(keras.tree.flatten(model(_one(arrays), training=training)))
+def _loss(model, graph: Graph, arrays, labels, loss, training: bool) -> tuple[Callable, float]:
+    """Return the function without arguments that computes the loss of a batch times a
+    scale, and the scale.
+    """
+    total, batch = _inputs.loss_of(graph, labels, loss), _one(arrays)
+    scale = _inputs.loss_scale(model, batch, total, training)
+    return lambda: scale * total(keras.tree.flatten(model(batch, training=training))), scale

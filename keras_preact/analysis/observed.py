@@ -31,6 +31,7 @@ class Observed:
         graph: Graph of the model, in which a unit or stack of this package is one step.
         units: Residual units in order. A stack counts as one.
         names: Names of all units, including the units of stacks.
+        batch: The batch as the model takes it: an array, or a list for several inputs.
         inputs: The batch as a list of arrays.
 
     Raises:
@@ -45,11 +46,12 @@ class Observed:
         loss: Callable | None = None,
         training: bool = True,
     ):
+        self.model = model
         self.inputs = _inputs.check_sample(model, x)
-        several = isinstance(x, list | tuple)
+        self.batch = self.inputs if isinstance(x, list | tuple) else self.inputs[0]
         self.graph = Graph(
             model,
-            self.inputs if several else self.inputs[0],
+            self.batch,
             training,
             opaque=(ResidualUnit, UnitStack),
         )
@@ -108,7 +110,9 @@ class Observed:
                 if number in scales:
                     values[number] = _changed(values[number], scales[number], detach_residual)
                 if number in added:
-                    values[number] = values[number] + added[number]
+                    # the network may compute in 16 bits; TensorFlow adds only equal dtypes
+                    value = values[number]
+                    values[number] = value + ops.cast(added[number], value.dtype)
 
         change(self.graph.inputs)
         for i in self.graph.walk(values, calls=calls):
@@ -179,12 +183,13 @@ class Observed:
             with keras.StatelessScope():
                 values = self.graph.run(self.graph.values(self.inputs))
             shapes = {number: tuple(values[number].shape[1:]) for number in numbers}
-        batch = len(self.inputs[0])
+        examples = len(self.inputs[0])
         stacks = [(), *((unit.depth,) * unit.is_stack for unit in self.units)]
         arrays = [
-            np.zeros((*units, batch, *shapes[number]), "float32")
+            np.zeros((*units, examples, *shapes[number]), "float32")
             for units, number in zip(stacks, numbers, strict=True)
         ]
+        scale = _inputs.loss_scale(self.model, self.batch, self.loss, self.graph.training)
 
         def loss(*added):
             values, seen = self.run(
@@ -194,19 +199,19 @@ class Observed:
             )
             value = self.loss([values[number] for number in self.graph.outputs])
             first = look(Trace(None, None, None, None, values[start]), -1)
-            return value, [ops.expand_dims(first, 0), *seen]
+            return scale * value, [ops.expand_dims(first, 0), *seen]
 
         value, seen, gradients, on_weights = autodiff.value_and_gradients(loss, arrays, variables)
         by_unit: list[np.ndarray] = []
         for unit, gradient in zip([None, *self.units], gradients, strict=True):
-            array = ops.convert_to_numpy(gradient)
+            array = ops.convert_to_numpy(gradient) / scale
             by_unit += list(array) if unit is not None and unit.is_stack else [array]
-        return (
-            float(value),
-            [row for rows in seen for row in ops.convert_to_numpy(rows)],
-            by_unit,
-            dict(zip(map(id, variables), map(ops.convert_to_numpy, on_weights), strict=True)),
-        )
+        by_weight = {
+            id(variable): ops.convert_to_numpy(gradient) / scale
+            for variable, gradient in zip(variables, on_weights, strict=True)
+        }
+        rows = [row for rows in seen for row in ops.convert_to_numpy(rows)]
+        return float(value) / scale, rows, by_unit, by_weight
 
 
 def _weights_below(layer: keras.Layer) -> list[tuple[str, keras.Variable]]:

@@ -173,7 +173,10 @@ def _vjp_tensorflow(function, x):
 
     def pull(cotangent):
         return tape.gradient(
-            y, x, output_gradients=cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            y,
+            x,
+            output_gradients=tf.cast(cotangent, y.dtype),
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
 
     return y, pull

@@ -13,6 +13,7 @@ from keras import ops
 from keras_preact import preprocessing
 from keras_preact._paths import below
 from keras_preact.backend import autodiff
+from keras_preact.backend.arrays import as_numpy
 from keras_preact.graph import Graph, has_own_kernel
 from keras_preact.health.weights import WeightPlace, owners, places
 from keras_preact.stacks import UnitStack
@@ -41,7 +42,7 @@ class Activations:
         names = [symbol.name for symbol in getattr(model, "inputs", None) or ()]
         if isinstance(sample, Mapping) and set(names) == set(sample):
             sample = [sample[name] for name in names]
-        self.arrays = [np.asarray(array) for array in keras.tree.flatten(sample)]
+        self.arrays = [as_numpy(array) for array in keras.tree.flatten(sample)]
         self.graph = Graph(
             model,
             keras.tree.pack_sequence_as(sample, self.arrays),
@@ -87,7 +88,7 @@ class Activations:
                 if not getattr(step.operation, "trainable_variables", None):
                     self.graph.run(values, [i])
                 continue
-            z = ops.convert_to_numpy(values[step.inputs[0]])
+            z = as_numpy(values[step.inputs[0]])
             is_plain = step.inputs[0] in self.graph.inputs
             if z.dtype.kind != "f" or z.shape[0] != len(x):
                 continue

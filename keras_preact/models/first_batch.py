@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_preact.backend.arrays import as_numpy
 from keras_preact.preprocessing import InputRange
 
 #: Number of examples to check.
@@ -67,8 +68,7 @@ def watched(x: Any, expected: InputRange) -> Any:
     if tf is not None and isinstance(x, tf.data.Dataset):
         return _watched_dataset(x, judge)
     if (array := _only(x)) is not None:
-        rows = array[:_EXAMPLES]
-        judge(keras.ops.convert_to_numpy(rows) if keras.ops.is_tensor(rows) else rows)
+        judge(as_numpy(array[:_EXAMPLES]))
     return x
 
 

@@ -49,8 +49,11 @@ def gradient_split(check: IdentityCheck) -> Any:
     ]
     # A unit between two units that change the shape is a single point.
     figure = style.depth_figure(panels, UNIT, 9.0, 5.4, marker="o", markersize=3.5)
-    if any((error > 0).any() for error in errors.values()):
-        style.logarithmic(figure.axes[1])  # errors are rounding errors, or of the order of 1
+    every = np.concatenate(list(errors.values()))
+    if (positive := every[every > 0]).size:
+        # errors are rounding errors, or of the order of 1: an axis up to 1 shows which
+        figure.axes[1].set_ylim(positive.min() / 3, max(1.0, positive.max()))
+        style.logarithmic(figure.axes[1])
     return figure
 
 
