@@ -24,6 +24,9 @@ about_training := TensorFlow (CPU), Keras and the packages of the command line
 about_test := pytest, TensorFlow, JAX (CPU), PyTorch, servers, other runtimes, ruff and mypy
 about_docs := MkDocs with its theme, a notebook kernel and packages for the pictures
 
+# Python compiles a module when it imports it first. To compile all of them would take a minute.
+install = -m pip install --no-compile --progress-bar off --disable-pip-version-check
+
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) BACKEND=$(BACKEND) (tensorflow, jax, torch) PYTEST_ARGS=$(PYTEST_ARGS)"
@@ -37,7 +40,7 @@ $(bin)/python:
 
 $(VENV)/.installed-%: pyproject.toml constraints/tested.txt | $(bin)/python
 	@echo "Installing into $(VENV), with the versions of constraints/tested.txt: $(about_$*)"
-	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt -e '.[$*]' | sed -n 's/^Successfully installed/Installed:/p'
+	@$(bin)/python $(install) -c constraints/tested.txt -e '.[$*]' | sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 
 demo: $(VENV)/.installed-training ## Train on digits, evaluate, export to saved_models/digits, classify images. About 2 minutes.
@@ -86,9 +89,9 @@ mutants: $(tests) ## Break the code in many places, one at a time: a test must f
 # use torchvision, which fails with some builds of torch.
 $(tests): pyproject.toml constraints/tested.txt | $(bin)/python
 	@echo "Installing into $(VENV), with the versions of constraints/tested.txt: $(about_test)"
-	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt \
+	@$(bin)/python $(install) -c constraints/tested.txt \
 	  $(torch_index) -e '.[test,jax,torch,lint]' | sed -n 's/^Successfully installed/Installed:/p'
-	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt --no-deps timm pytorchcv | \
+	@$(bin)/python $(install) -c constraints/tested.txt --no-deps timm pytorchcv | \
 	  sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 
@@ -102,7 +105,7 @@ test-lowest: $(VENV)-lowest/.installed ## Run the core tests on every backend, w
 $(VENV)-lowest/.installed: pyproject.toml constraints/lowest.txt
 	@echo "Creating $(VENV)-lowest, with the versions of constraints/lowest.txt: TensorFlow, JAX (CPU), PyTorch and pytest"
 	@$(PYTHON) -m venv $(VENV)-lowest
-	@$(VENV)-lowest/bin/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/lowest.txt \
+	@$(VENV)-lowest/bin/python $(install) -c constraints/lowest.txt \
 	  $(torch_index) -e '.[jax,torch]' pytest | sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 
