@@ -596,13 +596,38 @@ def _takes_training(operation) -> bool:
 
 
 def _nodes(inputs: list[KerasTensor], outputs: list[KerasTensor]) -> list:
-    """Return the calls from inputs to outputs, in an order in which they can run."""
-    input_ids = {id(symbol) for symbol in inputs}
-    outputs = [symbol for symbol in outputs if id(symbol) not in input_ids]
-    by_depth = keras.Function(inputs, outputs)._nodes_by_depth if outputs else {}
-    return [
-        node
-        for depth in sorted(by_depth, reverse=True)
-        for node in by_depth[depth]
-        if not node.is_input
-    ]
+    """Return the calls from inputs to outputs, in an order in which they can run.
+
+    `keras.Function` finds them too, but refuses layers with the same name, such as the
+    convolutions of two paths of a unit.
+
+    Raises:
+        ValueError: for outputs that need other tensors than the inputs.
+    """
+    given = {id(symbol) for symbol in inputs}
+
+    def calls_before(symbols: Iterable[KerasTensor]) -> list:
+        return [_call_of(symbol) for symbol in symbols if id(symbol) not in given]
+
+    ordered: dict[int, Any] = {}  # by id: each call after the calls that it needs
+    stack = calls_before(outputs)[::-1]
+    while stack:
+        needed = [node for node in calls_before(stack[-1].input_tensors) if id(node) not in ordered]
+        if needed:
+            stack += needed[::-1]
+        else:
+            node = stack.pop()
+            ordered.setdefault(id(node), node)
+    distance = dict.fromkeys(ordered, 0)  # number of calls after each one
+    for node in reversed(ordered.values()):
+        for before in calls_before(node.input_tensors):
+            distance[id(before)] = max(distance[id(before)], distance[id(node)] + 1)
+    return sorted(ordered.values(), key=lambda node: -distance[id(node)])
+
+
+def _call_of(symbol: KerasTensor):
+    """Return the call that made a Keras tensor."""
+    operation, index, _ = symbol._keras_history
+    if operation is None or operation._inbound_nodes[index].is_input:
+        raise ValueError(f"The outputs must depend on the inputs alone. Received: {symbol}")
+    return operation._inbound_nodes[index]

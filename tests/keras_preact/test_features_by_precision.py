@@ -284,6 +284,26 @@ def test_small_gradients_in_float16(feature, monkeypatch):
     check(feature, FEATURES[feature](mixed), FEATURES[feature](sure), "mixed_bfloat16")
 
 
+@pytest.mark.skipif(not ON_TENSORFLOW, reason="the measurements are in NumPy")
+def test_an_audit_of_a_network_that_overflows():
+    """In a new network, nothing normalises the signal at inference. In float16, this one
+    becomes infinite.
+    """
+    model = kp.models.ResidualNetwork(
+        [(4, 12)],
+        stem="3x3",
+        stem_filters=4,
+        block="basic",
+        input_shape=(6, 6, 1),
+        classes=3,
+        kernel_initializer=keras.initializers.RandomNormal(stddev=0.5),
+        dtype="mixed_float16",
+    )
+    assert not np.isfinite(output(model)["output"]).all()
+    finding = kp.analysis.audit(model, X)["identity path"]
+    assert (finding.status, finding.figure) == (kp.analysis.Status.PASS, 0)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_batches_of_16_bits(dtype):
     """They are measured, and a wrong range is seen."""

@@ -36,6 +36,28 @@ class Block(keras.Layer):
         return x + ops.reshape(y, ops.shape(x))
 
 
+class Gate(keras.Layer):
+    """A product of two layers with the same name, of which one also reads the other's
+    input.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = layers.Dense(3, name="dense"), layers.Dense(3, name="dense")
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build(shape)
+
+    def call(self, x):
+        return self.first(x) * ops.sigmoid(self.second(ops.relu(x) + x)) + x
+
+
+def gates():
+    inputs = keras.Input((2, 3))
+    return keras.Model(inputs, Gate(name="second")(Gate(name="first")(inputs)))
+
+
 def blocks():
     inputs = keras.Input((2, 3))
     return keras.Model(inputs, Block(name="second")(Block(name="first")(inputs)))
@@ -51,11 +73,19 @@ MODELS = {
     "units": lambda: (network(8, downsampling="blur", squeeze_excitation=4), IMAGES),
     "stacks": lambda: (network(20, stacked=True, shortcut="shortcut_only_gating"), IMAGES),
     "subclass": lambda: (blocks(), images(5, 2, 3)),
+    "same names": lambda: (gates(), images(5, 2, 3)),
 }
+# the gate and the projection of a unit have a layer `conv` each
+for shortcut in kp.SHORTCUTS:
+    MODELS[f"{shortcut}, projected"] = lambda shortcut=shortcut: (
+        network(8, shortcut=shortcut, shape_shortcut="projection"),
+        IMAGES,
+    )
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("stacks", marks=pytest.mark.backend), "units", "subclass"]
+    "name",
+    [pytest.param(name, marks=pytest.mark.backend if name == "stacks" else ()) for name in MODELS],
 )
 def test_the_steps_compute_what_the_model_does(name):
     model, x = MODELS[name]()

@@ -64,7 +64,8 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
         return other_axes(x, 1 if is_channels_first and x.ndim == 4 else -1)
 
     needed_until = {unit.before: unit.step for unit in units}
-    with keras.StatelessScope():
+    # a new network in float16 may overflow at inference, where no batch statistics normalise
+    with keras.StatelessScope(), np.errstate(invalid="ignore", over="ignore"):
         values = graph.values(sample)
         for i in graph.walk(values, until=needed_until):
             step = graph.steps[i]
@@ -74,6 +75,8 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
                 )
                 measures.mean_square[unit.name] = float(np.mean(total**2))
                 if unit.keeps_shape:
+                    finite = np.isfinite(before) & np.isfinite(shortcut)
+                    before, shortcut = before[finite], shortcut[finite]
                     square = float(np.sum(before**2))
                     product = float(np.sum(shortcut * before))
                     measures.change[unit.name] = _relative(shortcut - before, before)
