@@ -4,25 +4,58 @@ convolutions; AdamW and Lion that do not decay every weight.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
 from keras import ops
+
+
+def _is_in_name(word: str, variable: keras.Variable) -> bool:
+    """Whether Keras' `exclude_from_weight_decay(var_names=[word])` excludes a variable."""
+    return re.search(word, variable.name) is not None
 
 
 class _Optimizer(keras.optimizers.Optimizer):
     """A mixin for Keras' optimisers. Schedules and moving averages count updates, not
     the parts of an accumulated gradient, and there is no average before the first
     update. The words in `exclude_from_decay` exclude weights from Keras' decay, which
-    is outside the gradient.
+    is outside the gradient. A word that fits no weight is an error.
     """
 
     def __init__(self, *args, exclude_from_decay: Sequence[str] = (), **kwargs):
         super().__init__(*args, **kwargs)
         self.exclude_from_decay = list(exclude_from_decay)
+        self._excluded_names: list[str] = []
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        super().exclude_from_weight_decay(var_list, var_names)
+        self._excluded_names = list(var_names or ())
+
+    def build(self, variables):
+        self._check_used(
+            "exclude_from_decay", self.exclude_from_decay, variables, lambda word, v: word in v.path
+        )
+        self._check_used("var_names", self._excluded_names, variables, _is_in_name)
+        super().build(variables)
+
+    def _check_used(
+        self, argument: str, words: Iterable[str], variables: Sequence, fits: Callable
+    ) -> None:
+        """Raise a ValueError for a word that fits none of the variables."""
+        unused = [word for word in words if not any(fits(word, v) for v in variables)]
+        if unused and variables:
+            paths = [variable.path for variable in variables]
+            more = f" and {len(paths) - 6} more" if len(paths) > 6 else ""
+            raise ValueError(
+                f"`{argument}` of {type(self).__name__} must fit weights that are trained. "
+                f"Received: {', '.join(map(repr, unused))} for {', '.join(paths[:6])}{more}. "
+                "Correct these words, or leave them out if their weights are frozen"
+            )
 
     def _is_decayed(self, variable) -> bool:
-        return not any(word in variable.path for word in self.exclude_from_decay)
+        return self._use_weight_decay(variable) and not any(
+            word in variable.path for word in self.exclude_from_decay
+        )
 
     def _apply_weight_decay(self, variables):
         if decayed := [variable for variable in variables if self._is_decayed(variable)]:
@@ -63,6 +96,13 @@ class _Optimizer(keras.optimizers.Optimizer):
                     average.assign(ops.copy(average))
 
 
+def _names_layer(name: str, path: str) -> bool:
+    """Whether a name, or a name and a `_`, begins the name of a layer in the path of a
+    weight. The first layers of a path may be models.
+    """
+    return any(f"{layer}_".startswith(f"{name}_") for layer in path.split("/")[:-1])
+
+
 @keras.saving.register_keras_serializable("keras_preact")
 class CoupledSGD(_Optimizer, keras.optimizers.SGD):
     """SGD with coupled weight decay, which is part of the gradient and passes through
@@ -92,12 +132,14 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
             normalisations.
         rate_factors: Name of a layer, or the part of the name before a `_`, to the
             factor on the learning rate of its weights: `{"stem": 0.1, "stage1": 0.5}`.
-            If several names fit, the longest counts. Other weights have the full rate.
-            See `kp.transfer.rate_factors`.
+            Layers inside other layers and models count too. If several names fit, the
+            longest counts. Other weights have the full rate. See
+            `kp.transfer.rate_factors`.
         **kwargs: Arguments of `keras.optimizers.SGD`, except `weight_decay`.
 
     Raises:
-        ValueError: for arguments that do not fit.
+        ValueError: for arguments that do not fit; from `build`, for a word or a name that
+            fits no weight.
 
     Example:
 
@@ -155,6 +197,9 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
         self.rate_factors = dict(rate_factors or {})
 
     def build(self, variables):
+        self._check_used(
+            "rate_factors", self.rate_factors, variables, lambda name, v: _names_layer(name, v.path)
+        )
         super().build(variables)
         # By index: on TensorFlow, `update_step` gets backend variables, which have no path.
         self._decayed = [self._is_decayed(variable) for variable in variables]
@@ -167,8 +212,7 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 velocity.value.data = torch.zeros_like(variable.value)
 
     def _factor(self, path: str) -> float:
-        layer = path.partition("/")[0]
-        fitting = [name for name in self.rate_factors if f"{layer}_".startswith(f"{name}_")]
+        fitting = [name for name in self.rate_factors if _names_layer(name, path)]
         return self.rate_factors[max(fitting, key=len)] if fitting else 1.0
 
     def update_step(self, gradient, variable, learning_rate):
@@ -262,6 +306,10 @@ class Lion(_Optimizer, keras.optimizers.Lion):
     """
 
 
+#: The first and the last layers of the networks of this package.
+FIRST_AND_LAST = ("stem_conv", "stem_dense", "stem_positions", "head_classifier")
+
+
 @keras.saving.register_keras_serializable("keras_preact")
 class Muon(_Optimizer, keras.optimizers.Muon):
     """SGD with momentum that makes the update of each kernel orthogonal, so that every
@@ -280,8 +328,8 @@ class Muon(_Optimizer, keras.optimizers.Muon):
         learning_rate: A number or a schedule. With `rms_rate=0.2` the mean size of an
             update is a fifth of it.
         exclude_layers: Regular expressions; a weight with one of them in its path is
-            trained by AdamW. By default the first and the last layer of the networks
-            of this package.
+            trained by AdamW. By default the first and the last layers of the networks
+            of this package, whether a model has them or not.
         exclude_from_decay: Words; a weight with one of them in its path is not decayed.
         **kwargs: Arguments of `keras.optimizers.Muon`.
 
@@ -298,13 +346,17 @@ class Muon(_Optimizer, keras.optimizers.Muon):
     def __init__(
         self,
         learning_rate=0.02,
-        exclude_layers: Sequence[str] = ("stem_conv", "head_classifier"),
+        exclude_layers: Sequence[str] = FIRST_AND_LAST,
         name: str = "muon",
         **kwargs,
     ):
         super().__init__(learning_rate, exclude_layers=list(exclude_layers), name=name, **kwargs)
 
     def build(self, variables):
+        words = [word for word in self.exclude_layers if word not in FIRST_AND_LAST]
+        self._check_used(
+            "exclude_layers", words, variables, lambda word, v: re.search(word, v.path)
+        )
         # by index: on TensorFlow, `update_step` gets backend variables, which have no attributes
         self._stacked = [getattr(variable, "stacked_axes", 0) for variable in variables]
         super().build(variables)

@@ -56,6 +56,10 @@ def build(config: Config, data: ImageData, size: int) -> keras.Model:
     )
 
 
+#: Words of `exclude_from_decay` for weights that some networks do not have, or do not train.
+OFTEN_MISSING = ("norm", "bias")
+
+
 def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.Optimizer:
     """Make the configured optimizer.
 
@@ -63,11 +67,16 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
         config: Configuration of the run.
         rate: The learning rate, a number or a schedule.
         model: The network that it trains; needed if the configuration has a rate per
-            layer.
+            layer, or excludes from the decay what a network may not have.
     """
     options = config.optimizer
+    trained = [] if model is None else [weight.path for weight in model.trainable_weights]
     arguments: dict[str, Any] = {
-        "exclude_from_decay": options.exclude_from_decay,
+        "exclude_from_decay": [
+            word
+            for word in options.exclude_from_decay
+            if word not in OFTEN_MISSING or model is None or any(word in path for path in trained)
+        ],
         "global_clipnorm": options.clip_norm,
         "gradient_accumulation_steps": config.accumulate if config.accumulate > 1 else None,
     }

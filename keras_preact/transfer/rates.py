@@ -9,7 +9,7 @@ def rate_factors(model: UnitNetwork, decay: float) -> dict[str, float]:
     head. Each stage and the stem have `decay` times the factor of the part after them.
 
     The first layers of a trained network are general and need little change for a new
-    task; a new classifier needs much.
+    task; a new classifier needs much. Parts that are frozen are left out: freeze first.
 
     Args:
         model: The network to train.
@@ -32,4 +32,14 @@ def rate_factors(model: UnitNetwork, decay: float) -> dict[str, float]:
     parts = ["stem", *_places.stages(model), "head"]
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
         raise ValueError(f"`decay` must be a number above 0, at most 1. Received: decay={decay!r}")
-    return {name: float(decay) ** (len(parts) - 1 - i) for i, name in enumerate(parts)}
+    trained = {
+        part
+        for part in parts
+        for layer in model.layers
+        if layer.name.startswith(f"{part}_") and layer.trainable_weights
+    }
+    return {
+        name: float(decay) ** (len(parts) - 1 - i)
+        for i, name in enumerate(parts)
+        if name in trained
+    }

@@ -196,3 +196,126 @@ def test_bad_arguments():
         ({"coupled_weight_decay": -1}, "must not be negative"),
     ):
         assert word in harness.error_of(lambda options=options: build(**options))
+
+
+# --- Words that name weights
+
+OPTIMIZERS = {
+    "CoupledSGD": kp.optimizers.CoupledSGD,
+    "AdamW": kp.optimizers.AdamW,
+    "Lion": kp.optimizers.Lion,
+    "Muon": kp.optimizers.Muon,
+}
+
+
+def excluding(kind, *words):
+    made = OPTIMIZERS[kind]()
+    made.exclude_from_weight_decay(var_names=words)
+    return made
+
+
+#: Optimizers with a word that fits no weight of `PATHS`, and that word.
+UNUSED = [
+    *(
+        (lambda kind=kind: OPTIMIZERS[kind](exclude_from_decay=["norm", "gama"]))
+        for kind in OPTIMIZERS
+    ),
+    *((lambda kind=kind: excluding(kind, "bias", "gama")) for kind in OPTIMIZERS),
+    lambda: kp.optimizers.CoupledSGD(rate_factors={"stem": 0.5, "gama": 0.5}),
+    lambda: kp.optimizers.CoupledSGD(rate_factors={"gama": 0}),
+    lambda: kp.optimizers.Muon(exclude_layers=["norm_0", "gama"]),
+]
+
+
+@pytest.mark.parametrize("make", UNUSED)
+def test_a_word_that_fits_no_weight(make):
+    variables = [harness.variable([1.0], path) for path in PATHS]
+    message = harness.error_of(lambda: make().build(variables))
+    assert "Received: 'gama' for stem/kernel, " in message
+    assert "'norm" not in message
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_words_that_fit_and_none(kind):
+    variables = [harness.variable([1.0], path) for path in PATHS]
+    OPTIMIZERS[kind](exclude_from_decay=["norm"]).build(variables)
+    excluding(kind, "bias", "gam+a").build(variables)
+    OPTIMIZERS[kind](exclude_from_decay=["norm"]).build([])
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_weights_that_keras_excludes_from_decay(kind, by_name):
+    variables = [harness.variable([1.0], path) for path in PATHS]
+    # Muon trains vectors by AdamW, whose decay is an option of its own
+    names = {"CoupledSGD": "coupled_weight_decay", "Muon": "adam_weight_decay"}
+    made = OPTIMIZERS[kind](RATE, **{names.get(kind, "weight_decay"): DECAY})
+    if by_name:
+        made.exclude_from_weight_decay(var_names=["bias", "beta"])
+    else:
+        made.exclude_from_weight_decay(var_list=[variables[1], variables[3]])
+    made.apply([ops.zeros(1)] * 4, variables)
+    values = [harness.numpy(variable)[0] for variable in variables]
+    np.testing.assert_allclose(values, [1 - RATE * DECAY, 1, 1 - RATE * DECAY, 1], rtol=1e-6)
+
+
+class Holder(keras.Model):
+    def __init__(self):
+        super().__init__(name="holder")
+        self.stem = keras.layers.Dense(2, name="stem_dense")
+        self.head = keras.layers.Dense(2, name="head")
+
+    def build(self, shape):
+        self.stem.build(shape)
+        self.head.build((None, 2))
+
+    def call(self, x):
+        return self.head(self.stem(x))
+
+
+def nested():
+    inputs = keras.Input((2,))
+    inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="stem_dense")])
+    return keras.Model(inputs, keras.layers.Dense(2, name="head")(inner(inputs)))
+
+
+def sequential():
+    layers = [keras.layers.Dense(2, name="stem_dense"), keras.layers.Dense(2, name="head")]
+    model = keras.Sequential(layers, name="sequential")
+    model.build((None, 2))
+    return model
+
+
+def subclassed():
+    model = Holder()
+    model.build((None, 2))
+    return model
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("make", [sequential, subclassed, nested])
+def test_factors_of_layers_in_every_kind_of_model(make):
+    model = make()
+    before = [harness.numpy(weight) for weight in model.trainable_weights]
+    optimizer = coupled(0.5, coupled_weight_decay=0, rate_factors={"stem": 0.25})
+    gradients = [ops.ones(weight.shape) for weight in model.trainable_weights]
+    optimizer.apply(gradients, model.trainable_weights)
+    for weight, old in zip(model.trainable_weights, before, strict=True):
+        factor = 0.25 if "stem_dense" in weight.path else 1.0
+        np.testing.assert_allclose(old - harness.numpy(weight), 0.5 * factor, rtol=1e-5)
+
+
+def test_muon_and_adamw_of_networks():
+    """Muon trains no first and no last layer of any network."""
+    networks = (
+        kp.models.resnet_cifar(8, width_factor=0.125, input_shape=(8, 8, 1)),
+        kp.models.dense_resnet(4, width=4, input_shape=(3,)),
+        kp.models.pre_ln_transformer(1, width=4, num_heads=1, input_shape=(4, 4, 1)),
+    )
+    for model in networks:
+        optimizer = kp.optimizers.Muon()
+        optimizer.build(model.trainable_weights)
+        by_muon = {w.path for w in model.trainable_weights if not optimizer._should_use_adamw(w)}
+        assert by_muon
+        assert not [path for path in by_muon if path.startswith(("stem", "head"))]
