@@ -282,7 +282,8 @@ class Family:
                 f"with outputs of shape {expected.shape}. Check a conversion before `classes` or "
                 "`include_top` change it."
             )
-        half = keras.dtype_policies.get(model.get_config()["dtype"]).compute_dtype != "float32"
+        compute_dtype = keras.dtype_policies.get(model.get_config()["dtype"]).compute_dtype
+        half = compute_dtype in ("bfloat16", "float16")
         largest = np.abs(outputs - expected).max()
         limit = (HALF_TOLERANCE if half else TOLERANCE) * np.abs(expected).max()
         if not largest <= limit:  # NaN is no agreement either

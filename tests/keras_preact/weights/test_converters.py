@@ -152,14 +152,18 @@ def test_a_sample_shows_other_outputs(source):
     assert kp.weights.ASSUMPTIONS[name] in message
 
 
-def test_half_precision_has_more_room():
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [("mixed_bfloat16", 1.2), ("mixed_float16", 1.2), ("float32", 1.02), ("float64", 1.02)],
+)
+def test_only_half_precision_has_more_room(dtype, wrong):
     state = SOURCES["timm"]()
     x = harness.images(2, *SHAPE)
     outputs = harness.numpy(kp.weights.from_timm(state, input_shape=SHAPE)(x))
-    options = {"input_shape": SHAPE, "dtype": "mixed_bfloat16"}
+    options = {"input_shape": SHAPE, "dtype": dtype}
     kp.weights.from_timm(state, **options, check=(x, outputs))
     with pytest.raises(ValueError, match="does not compute"):
-        kp.weights.from_timm(state, **options, check=(x, 1.2 * outputs))
+        kp.weights.from_timm(state, **options, check=(x, wrong * outputs))
 
 
 ZEROS = np.zeros((2, *SHAPE))
