@@ -74,7 +74,7 @@ test: $(tests) ## Run the tests on BACKEND; on jax and torch, those that depend 
 	$(pytest) -m "not process and not soak" $(PYTEST_ARGS)
 
 test-processes: $(tests) ## Run the commands as a user does: train, kill and resume, export, serve.
-	$(pytest) --no-loadscope-reorder -m "process and not soak" $(PYTEST_ARGS)
+	$(pytest) -m "process and not soak" $(PYTEST_ARGS)
 
 soak: $(tests) ## Run the tests that are slow and rarely fail: full depth, full products, many kills, packages, documents. About 10 minutes.
 	for backend in tensorflow jax torch; do $(MAKE) --no-print-directory soak-on BACKEND=$$backend; done
