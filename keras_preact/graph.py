@@ -14,7 +14,7 @@ from keras import KerasTensor, ops
 
 from keras_preact.layers.spatial import BinomialPooling2D
 from keras_preact.squeeze_excitation import SqueezeExcitation
-from keras_preact.stacks import UnitStack
+from keras_preact.stacks import LayerStack, UnitStack
 from keras_preact.units import ResidualUnit
 
 #: Parts of class names of layers without kernels, although some of their weights have several axes.
@@ -204,6 +204,7 @@ class Graph:
         like: A graph of the same model. Its copies of stacked units are reused.
 
     Attributes:
+        model: The model.
         steps: The operations, in an order in which they can run.
         inputs, outputs: Numbers of the tensors.
         batch: Number of examples.
@@ -223,6 +224,7 @@ class Graph:
         like: "Graph | None" = None,
         every_kernel: bool = False,
     ):
+        self.model = model
         self.training = training
         self.opaque = opaque
         self.every_kernel = every_kernel
@@ -246,12 +248,13 @@ class Graph:
 
     def _inline(self, layer: keras.Layer, prefix: str, args: tuple, kwargs: dict) -> list[int]:
         """Add the steps of a layer that is called with `args`; return its outputs."""
-        if isinstance(layer, UnitStack):
+        if isinstance(layer, LayerStack):
             [x] = [arg for arg in keras.tree.flatten(args) if isinstance(arg, Ref)]
             if id(layer) not in self._copies:
                 self._copies[id(layer)] = [layer.unit(i) for i in range(layer.depth)]
             for unit in self._copies[id(layer)]:
-                [number] = self._inline(unit, f"{prefix}{unit.name}/", (x,), {})
+                output = KerasTensor(self.specs[x.tensor].shape, unit.compute_dtype)
+                [number] = self._add(unit, f"{prefix}{unit.name}", (x,), {}, [output])
                 x = Ref(number)
             return [x.tensor]
         nodes, symbols, refs, results, is_fresh = self._calls(layer, args, kwargs)
@@ -312,7 +315,7 @@ class Graph:
             return False
         if self._is_opaque(operation):
             return False
-        if isinstance(operation, keras.Model | UnitStack):
+        if isinstance(operation, keras.Model | LayerStack):
             return True
         if type(operation).__module__.startswith("keras.src."):
             return False
@@ -618,7 +621,7 @@ def _nodes(inputs: list[KerasTensor], outputs: list[KerasTensor]) -> list:
         else:
             node = stack.pop()
             ordered.setdefault(id(node), node)
-    distance = dict.fromkeys(ordered, 0)  # number of calls after each one
+    distance = dict.fromkeys(ordered, 0)  # longest chain of calls after each one
     for node in reversed(ordered.values()):
         for before in calls_before(node.input_tensors):
             distance[id(before)] = max(distance[id(before)], distance[id(node)] + 1)

@@ -5,7 +5,7 @@ scan, it takes no longer to compile for a larger n.
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks, initializers
+from keras_preact._frozen import HoldsLayers, check_frozen_together, freeze_inside, frozen_inside
 from keras_preact._paths import below
 from keras_preact.backend import devices, loops
 from keras_preact.layers import chains
@@ -26,9 +27,8 @@ GROUP = 100
 
 @dataclasses.dataclass
 class _Body:
-    """Hides the template layer from Keras' tracking, which would count its variables as
-    the stack's own. The stack calls this one layer with the weights of each unit in
-    turn.
+    """Hides the template layer from Keras' tracking, which would save its variables. The
+    stack calls this one layer with the weights of each unit in turn.
 
     Args:
         template: The layer.
@@ -49,6 +49,29 @@ class _Body:
     initial: dict[int, Callable] = dataclasses.field(default_factory=dict)
 
 
+class _StackedVariable(keras.Variable):
+    """Holds the values of a variable of the template for all units. It is frozen if the
+    template's variable is.
+    """
+
+    of: keras.Variable | None = None
+
+    trainable = keras.Variable.trainable.getter(
+        lambda self: self._trainable and (self.of is None or self.of.trainable)
+    )
+
+
+class _Masked(keras.Layer):
+    """Returns its input with a mask, which Keras attaches."""
+
+    def __init__(self, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+
+    def call(self, x, mask=None):
+        return x
+
+
 class _SeedStates(keras.random.SeedGenerator):
     """The states that one seed generator has in each of the units."""
 
@@ -59,7 +82,7 @@ class _SeedStates(keras.random.SeedGenerator):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class LayerStack(keras.Layer):
+class LayerStack(HoldsLayers):
     """`depth` equal layers, one after the other, as one layer that is compiled once.
 
     Any Keras layer that returns the shape that it gets can be stacked: a layer of
@@ -78,14 +101,21 @@ class LayerStack(keras.Layer):
             About `sqrt(depth)` needs the least memory, and `sqrt(depth / 5)` for
             bottlenecks.
         unroll: Number of units in the body of a scan.
-        **kwargs: `name`, `trainable`. The dtype policy is the unit's.
+        **kwargs: `name`, `trainable` (by default, the unit's). The dtype policy is the
+            unit's.
 
     Input and output: as for the unit; both have the same shape.
+
+    A layer inside the units is frozen in all of them: if it is frozen in a built `unit`,
+    or if one sets its `trainable` in `stack.template`. A loop over
+    `model._flatten_layers()` reaches the template too.
 
     Every unit starts with its own values, drawn by the unit's initialisers, and has its
     own seeds for dropout. The numbers in the units' names continue from the name of
     `unit`: `stage1_unit2`, `stage1_unit3`, ... A weight has the same path as in a unit:
     `NAME/branch/conv_1/kernel`, of shape `(depth, 3, 3, channels in, channels out)`.
+
+    If the unit supports masks, every unit gets the mask of the stack's input.
 
     The unit must compute its output from its input and its variables alone, and keep
     nothing in Python between calls. Regularisers are summed over the units; other
@@ -132,16 +162,25 @@ class LayerStack(keras.Layer):
                 f"There is no scan on {backend}: use execution='loop' or 'auto'. Received: "
                 f"execution={execution!r}"
             )
+        kwargs.setdefault("trainable", template.trainable)
         super().__init__(dtype=template.dtype_policy, **kwargs)
+        self.supports_masking = template.supports_masking
         self.depth = depth
         self.execution = execution
         self.remat = remat
         self.unroll = unroll
         config = template.get_config() | {"trainable": True}
+        # `build` freezes them after it has made the weights, because files hold weights that can
+        # be trained first
+        inside = config.pop("frozen_layers", None) or frozen_inside(template)
+        self._frozen_layers = tuple(f"{template.name}/{path}" for path in inside)
         with keras.StatelessScope(initialize_variables=False):
             self._body = _Body(type(template).from_config(config))
             for variable in self._body.template.variables:
                 self._body.initial[id(variable)] = _initializer_of(variable)
+        # one of the stack's layers, for loops over all layers that freeze or measure them; it is
+        # frozen with the stack
+        self._layers.append(self._body.template)
         if backend == "tensorflow" and not devices.tensorflow_has_gpu():
             # Train step of ResNet-164 on two cores, batch 16, TensorFlow 2.21: 6.6 s as scans with
             # XLA, 0.37 s without.
@@ -200,6 +239,9 @@ class LayerStack(keras.Layer):
             self._body.stacked.append(stacked)
         self._body.updated = [i for i, v in enumerate(unit.variables) if not v.trainable]
         self._body.weights = [i for i, v in enumerate(unit.variables) if id(v) in weights]
+        self.freeze_inside_again()
+        if not self.trainable:
+            unit.trainable = False
 
     def _build_unit(self, input_shape: tuple) -> tuple:
         """Build the unit and return the shape of its output."""
@@ -219,7 +261,7 @@ class LayerStack(keras.Layer):
         with contextlib.ExitStack() as name_scopes:
             for scope in scopes:
                 name_scopes.enter_context(keras.name_scope(scope))
-            stacked = keras.Variable(
+            stacked = _StackedVariable(
                 initializer,
                 shape,
                 dtype=variable.dtype,
@@ -230,6 +272,7 @@ class LayerStack(keras.Layer):
             )
         stacked.regularizer = variable.regularizer
         stacked.stacked_axes = 1  # for optimisers that treat a kernel as a matrix
+        stacked.of = variable
         return stacked
 
     def _name_of(self, i: int) -> str:
@@ -238,7 +281,7 @@ class LayerStack(keras.Layer):
         match = re.fullmatch(r"(.*?)(\d+)", name)
         return f"{match[1]}{int(match[2]) + i}" if match else f"{name}_{i + 1}"
 
-    def call(self, x, perturbations=None, return_outputs=False, training=None):
+    def call(self, x, perturbations=None, return_outputs=False, training=None, mask=None):
         """Apply the units.
 
         Args:
@@ -248,6 +291,8 @@ class LayerStack(keras.Layer):
             return_outputs: Whether to return the outputs of all units, `(depth,
                 *x.shape)`; the last one is the output of the stack.
             training: Whether to run in training mode.
+            mask: The mask of x, for units that support masks. By default, the mask that
+                Keras attached to x.
         """
 
         def step(unit, x, slices):
@@ -257,7 +302,7 @@ class LayerStack(keras.Layer):
 
         added = {} if perturbations is None else {"added": ops.cast(perturbations, x.dtype)}
         outputs = [keras.KerasTensor(x.shape, x.dtype)] if return_outputs else []
-        y, collected = self.run(step, x, added, outputs, training=training)
+        y, collected = self.run(step, x, added, outputs, training=training, mask=mask)
         return collected[0] if return_outputs else y
 
     def _apply(self, unit, x, slices: dict, training):
@@ -272,6 +317,7 @@ class LayerStack(keras.Layer):
         *,
         python_loop=False,
         training,
+        mask=None,
     ):
         """Call a function for each unit in turn, with that unit's weights.
 
@@ -286,16 +332,14 @@ class LayerStack(keras.Layer):
                 the stack's own execution. `outputs` may then be left out. It is for
                 loops that run only once, which are not worth compiling.
             training: Whether to run in training mode.
+            mask: A mask that every x gets.
 
         Returns:
             The last x, and the tensors that the steps returned, with a leading axis of
             units.
         """
         unit = self._body.template
-        if unit.trainable != self.trainable:
-            # a frozen batch normalisation uses its moving statistics
-            unit.trainable = self.trainable
-        variables = unit.variables
+        variables = [variable for variable, _ in self.stacked_variables]
         updated = self._body.updated if training else []
         read = range(len(variables)) if training else self._body.weights
         values = {i: ops.convert_to_tensor(self._body.stacked[i]) for i in read}
@@ -303,7 +347,10 @@ class LayerStack(keras.Layer):
             # on torch the assignment below is in place, but recomputing needs the old values
             values[i] = ops.copy(values[i])
 
+        masked = self._masked(x, mask)
+
         def run_unit(x, slices):
+            x = masked(x)
             scope = keras.StatelessScope(
                 [(variables[i], value) for i, value in zip(read, slices["values"], strict=True)]
             )
@@ -334,6 +381,19 @@ class LayerStack(keras.Layer):
             self._body.stacked[i].assign(value)
         return y, new["collected"]
 
+    def _masked(self, x, mask) -> Callable:
+        """Return a function that attaches the mask of x to a tensor. A loop drops it."""
+        unit = self._body.template
+        if mask is None or not unit.supports_masking:
+            return lambda x: x
+        if unit.compute_mask(x, mask) is not mask:
+            raise ValueError(
+                "A unit of a stack must keep the mask of its input: use separate units. Received: "
+                f"a mask, and {unit!r} with its own `compute_mask`"
+            )
+        layer = _Masked(dtype=unit.dtype_policy)
+        return lambda x: layer(x, mask=mask)
+
     def _execution(self) -> str:
         if keras.backend.backend() not in loops.SCAN_BACKENDS:
             return "loop"
@@ -342,9 +402,23 @@ class LayerStack(keras.Layer):
     def compute_output_shape(self, input_shape, perturbations_shape=None):
         return input_shape
 
-    def compute_output_spec(self, x, perturbations=None, return_outputs=False, training=None):
+    def compute_output_spec(
+        self, x, perturbations=None, return_outputs=False, training=None, mask=None
+    ):
         shape = (self.depth, *x.shape) if return_outputs else x.shape
         return keras.KerasTensor(shape, self.compute_dtype)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return self._without_template(super().variables)
+
+    @property
+    def weights(self) -> list[keras.Variable]:
+        return self._without_template(super().weights)
+
+    def _without_template(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        own = {id(variable) for variable in self._body.template.variables}
+        return [variable for variable in variables if id(variable) not in own]
 
     @property
     def template(self) -> keras.Layer:
@@ -358,7 +432,14 @@ class LayerStack(keras.Layer):
         """Pairs of a variable of `template` and the stack's variable that holds its
         values for all units, with a leading axis of units.
         """
-        return list(zip(self._body.template.variables, self._body.stacked, strict=True))
+        variables, stacked = self._body.template.variables, self._body.stacked
+        if len(variables) != len(stacked):
+            raise ValueError(
+                "The layers inside a stack must keep their variables. Quantize layers, or add LoRA "
+                f"to them, in separate units. Received: {self.name!r} with {len(variables)} "
+                f"variables per unit, {len(stacked)} when it was built"
+            )
+        return list(zip(variables, stacked, strict=True))
 
     @property
     def unit_names(self) -> list[str]:
@@ -381,6 +462,7 @@ class LayerStack(keras.Layer):
         config = {"name": self._name_of(i), "trainable": self.trainable}
         unit = type(template).from_config(template.get_config() | config)
         _build_by_call(unit, self.get_build_config()["input_shape"])
+        freeze_inside(unit, frozen_inside(template))
         return unit
 
     def load_units(self, units: Sequence[keras.Layer]) -> None:
@@ -400,6 +482,7 @@ class LayerStack(keras.Layer):
         for stacked, column in zip(self._body.stacked, columns, strict=True):
             stacked.assign(np.stack([ops.convert_to_numpy(v.value) for v in column]))
         self.trainable = units[0].trainable
+        freeze_inside(self._body.template, frozen_inside(units[0]))
 
     def _check_same(self, units: Sequence[keras.Layer]) -> None:
         expected = _structure(self._body.template)
@@ -435,6 +518,7 @@ class LayerStack(keras.Layer):
         del config["dtype"]  # the unit's
         unit = keras.saving.serialize_keras_object(self._body.template)
         unit.pop("build_config", None)  # the stack builds it
+        unit["config"].pop("frozen_layers", None)  # the stack holds them
         return config | {
             "unit": unit,
             "depth": self.depth,
@@ -663,7 +747,10 @@ def _structure(unit: keras.Layer) -> dict:
     """Return the configuration of a unit without the options that may differ between
     the units of a stack: names, initialisers, seeds and rates of stochastic depth.
     """
-    may_differ = ("name", "trainable", "kernel_initializer", "bias_initializer", "seed")
+    may_differ = (
+        *("name", "trainable", "frozen_layers"),
+        *("kernel_initializer", "bias_initializer", "seed"),
+    )
     config = {key: value for key, value in unit.get_config().items() if key not in may_differ}
     if not isinstance(unit, ResidualUnit):
         return config
@@ -679,11 +766,4 @@ def _check_units(units: Sequence[keras.Layer]) -> None:
     for unit in units:
         if not isinstance(unit, keras.Layer) or not unit.built:
             raise ValueError(f"`units` must be built Keras layers. Received: {unit!r}")
-    check_frozen_together({unit.name: unit.trainable for unit in units})
-
-
-def check_frozen_together(trained: Mapping[str, bool]) -> None:
-    """Check that units of a stack, by name, are all trained or all frozen."""
-    if len(set(trained.values())) > 1:
-        frozen = ", ".join(name for name in trained if not trained[name])
-        raise ValueError(f"Freeze all units of a stack, or none. Received: only {frozen} frozen")
+    check_frozen_together({unit.name: (unit.trainable, frozen_inside(unit)) for unit in units})

@@ -3,13 +3,14 @@
 import keras
 
 from keras_preact import blocks, initializers
+from keras_preact._frozen import HoldsLayers
 from keras_preact.arrangements import Arrangement
 from keras_preact.layers import chains
 from keras_preact.units import ResidualUnit
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class TransformerUnit(chains.SameShape):
+class TransformerUnit(HoldsLayers, chains.SameShape):
     """A layer of a transformer, made of two `ResidualUnit`s: `x + Attention(LN(x))`,
     then `x + MLP(LN(x))`.
 
@@ -116,6 +117,7 @@ class TransformerUnit(chains.SameShape):
             )
         for unit in self.units:
             unit.build(input_shape)
+        self.freeze_inside_again()
 
     def call(self, x, training=None):
         return self.mlp(self.attention(x, training=training), training=training)

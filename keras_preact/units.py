@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_preact import arrangements, blocks, initializers, options, shortcuts
+from keras_preact._frozen import HoldsLayers
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
 from keras_preact.layers.batch_norm import BatchNormalization
@@ -13,7 +14,7 @@ from keras_preact.squeeze_excitation import SqueezeExcitation
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class ResidualUnit(keras.Layer):
+class ResidualUnit(HoldsLayers):
     """A residual unit, `x_{l+1} = f(h(x_l) + F(x_l))`.
 
     Args:
@@ -288,6 +289,7 @@ class ResidualUnit(keras.Layer):
             # layers made after `__init__` are trainable, but a frozen norm must keep its statistics
             for layer in self._flatten_layers(include_self=False):
                 layer.trainable = False
+        self.freeze_inside_again()
 
     def _check_input(self, shape) -> tuple[int, int]:
         """Return the channel axis and the channel count of an input of `shape`."""

@@ -30,10 +30,10 @@ def multiply_adds(layer: keras.Layer, image: KerasTensor) -> int:
     Matrix products and convolutions are counted, including products with padding. Other
     sums, activations and normalisations, a few percent, are not counted.
     """
-    graph = Graph(layer, image, training=False, opaque=(kp.UnitStack,))
+    graph = Graph(layer, image, training=False, opaque=(kp.LayerStack,))
     total = 0
     for step in graph.steps:
-        if isinstance(step.operation, kp.UnitStack):
+        if isinstance(step.operation, kp.LayerStack):
             stack, carry = step.operation, graph.specs[step.inputs[0]]
             unit = KerasTensor((1, *carry.shape[1:]), carry.dtype)
             total += stack.depth * multiply_adds(stack.unit(0), unit)

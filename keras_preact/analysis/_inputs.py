@@ -1,6 +1,7 @@
 """Check the arguments of the analyses: a batch of inputs, labels, and a loss."""
 
 import math
+import warnings
 from collections.abc import Callable
 
 import keras
@@ -9,6 +10,7 @@ from keras import ops
 
 from keras_preact.backend import autodiff
 from keras_preact.backend.arrays import as_numpy
+from keras_preact.classifiers import PROBABILITIES, Outputs, activation_of, outputs_of
 from keras_preact.graph import Graph, Step
 from keras_preact.models import first_batch
 from keras_preact.models.base import UnitNetwork
@@ -63,7 +65,10 @@ def watch(model: keras.Model, x) -> None:
     expects. The warning names the caller of the function that calls this one.
     """
     if isinstance(model, UnitNetwork):
-        first_batch.watched(x, first_batch.expected_input(model))
+        [array] = x if isinstance(x, list | tuple) else [x]
+        problem = first_batch.expected_input(model).problem(as_numpy(array))
+        if problem is not None:
+            warnings.warn(problem, stacklevel=3)
 
 
 def check_labels(labels, examples: int):
@@ -80,27 +85,38 @@ def check_labels(labels, examples: int):
     return labels
 
 
-def check_classes(labels: np.ndarray, graph: Graph) -> None:
-    """Refuse labels that are not class numbers of the model's output."""
-    output = graph.specs[graph.outputs[0]].shape
-    classes = output[-1]
-    if labels.ndim == len(output) == 2 and labels.shape[1] == classes > 1:
+def classifier(graph: Graph) -> Outputs:
+    """Return what the outputs of a model mean, if it is a classifier."""
+    output = graph.outputs[0]
+    producer = graph.producers.get(output)
+    operation = None if producer is None else graph.steps[producer].operation
+    return outputs_of(graph.model, operation, graph.specs[output].shape[-1])
+
+
+def check_classes(labels: np.ndarray, graph: Graph) -> np.ndarray:
+    """Return labels in the form of the model's answers, see `Outputs.answers`.
+
+    Raises:
+        ValueError: for labels that the model's output cannot have.
+    """
+    outputs = classifier(graph)
+    if len(graph.specs[graph.outputs[0]].shape) == 2:
+        return outputs.check_labels(labels)
+    # an output for each token or pixel
+    if labels.min() < 0 or labels.max() >= outputs.count or (labels % 1).any():
         raise ValueError(
-            f"`labels` must be class numbers, one per example. Received: shape {labels.shape}, "
-            "which looks one-hot; pass `labels.argmax(axis=1)`"
+            f"The model has {outputs.count} outputs, so labels must be whole numbers, 0 to "
+            f"{outputs.count - 1}. Received: labels from {labels.min()} to {labels.max()}"
         )
-    if labels.min() < 0 or labels.max() >= classes or (labels % 1).any():
-        raise ValueError(
-            f"The model has {classes} outputs, so labels must be whole numbers, 0 to "
-            f"{classes - 1}. Received: labels from {labels.min()} to {labels.max()}"
-        )
+    return labels
 
 
 def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
     """Return the function from a list of the model's outputs to the scalar E.
 
     With `loss`, a function of labels and output, E is its mean. With labels alone, E is
-    their sparse categorical cross-entropy, from logits or probabilities. Without both,
+    the cross-entropy of the classifier, from logits or probabilities: sparse
+    categorical, or binary for one output and for several classes at once. Without both,
     E is half the squared norm of all outputs, averaged over the batch.
     """
     if loss is not None:
@@ -115,11 +131,11 @@ def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
             "Labels of a model with several outputs need a `loss`. Received: "
             f"{len(graph.outputs)} outputs"
         )
-    check_classes(labels, graph)
-    producer = graph.producers.get(graph.outputs[0])
-    logits = producer is None or not is_softmax(graph.steps[producer])
-    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
-    return lambda outputs: entropy(labels, ops.cast(outputs[0], "float32"))
+    answers = check_classes(labels, graph)
+    model = classifier(graph)
+    targets = answers[:, None] if model.is_binary else answers
+    entropy = model.loss()
+    return lambda outputs: entropy(targets, ops.cast(outputs[0], "float32"))
 
 
 def loss_scale(model: keras.Layer, inputs, loss: Callable, training: bool) -> float:
@@ -149,18 +165,12 @@ def loss_scale(model: keras.Layer, inputs, loss: Callable, training: bool) -> fl
     return 2.0 ** min(round(-math.log2(largest)), _LARGEST_SCALE)
 
 
-def is_softmax(step: Step) -> bool:
-    """Whether the operation is a softmax, or a layer that ends in one."""
-    activation = getattr(step.operation, "activation", None)
-    return step.kind == "Softmax" or activation is keras.activations.softmax
-
-
-def before_softmax(step: Step) -> Callable | None:
-    """Return the function from the input of a softmax, or of a dense layer that ends in
-    one, to the logits; None for any other step.
+def before_activation(step: Step) -> Callable | None:
+    """Return the function from the input of a softmax or sigmoid, or of a dense layer that
+    ends in one, to the logits; None for any other step.
     """
     layer = step.operation
-    if not is_softmax(step):
+    if activation_of(layer) not in PROBABILITIES:
         return None
     if isinstance(layer, keras.layers.Dense):
         return lambda x: ops.matmul(x, layer.kernel) + (layer.bias if layer.use_bias else 0)

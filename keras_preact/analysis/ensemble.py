@@ -14,6 +14,7 @@ from keras_preact import _checks
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.observed import Observed
 from keras_preact.backend import autodiff
+from keras_preact.backend.arrays import as_numpy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,8 @@ def lesions(
     _checks.positive_int(batch_size, "batch_size")
     size = min(batch_size, len(x))
     observed = Observed(model, x[:size], training=False)
-    _inputs.check_classes(labels, observed.graph)
+    labels = _inputs.check_classes(labels, observed.graph)
+    outputs = _inputs.classifier(observed.graph)
     units = len(observed.names)
     dropped = [(i,) for i in range(units)] if dropped is None else dropped
     sets = [tuple(int(i) for i in indices) for indices in dropped]
@@ -94,22 +96,21 @@ def lesions(
         values, _ = observed.run(
             lambda trace, axis: ops.zeros(()), inputs=[images], residual_scale=factors
         )
-        return ops.argmax(values[observed.graph.outputs[0]], axis=-1)
+        return values[observed.graph.outputs[0]]
 
     compiled = autodiff.compiled(predicted)
 
     def error(without: tuple[int, ...]) -> float:
         factors = np.ones(units, "float32")
         factors[list(without)] = 0
-        wrong = 0
+        wrong = np.empty(labels.shape, bool)
         for start in range(0, len(x), size):
             examples = np.arange(start, min(start + size, len(x)))
             batch = x[np.resize(examples, size)]  # always the size that the network is compiled for
-            classes = ops.convert_to_numpy(
-                compiled(ops.convert_to_tensor(batch), ops.convert_to_tensor(factors))
-            )
-            wrong += int((classes[: len(examples)] != labels[examples]).sum())
-        return wrong / len(x)
+            got = as_numpy(compiled(ops.convert_to_tensor(batch), ops.convert_to_tensor(factors)))
+            answers = outputs.answers(got[: len(examples)])
+            wrong[examples] = answers != labels[examples]
+        return float(wrong.mean())
 
     errors = np.array([error(indices) for indices in sets])
     return Lesions(observed.names, tuple(sets), errors, error(()))

@@ -6,6 +6,8 @@ from keras import ops
 
 from keras_preact.analysis import _inputs
 from keras_preact.backend import autodiff
+from keras_preact.backend.arrays import as_numpy
+from keras_preact.classifiers import Outputs
 from keras_preact.graph import Graph
 
 
@@ -21,7 +23,9 @@ def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = No
             `(batch, classes)`. It may contain other models and stacks of units.
         images: Images `(batch, height, width, channels)`, or with the channels first,
             as the model takes them.
-        classes: A class number per image. None: the classes that the model predicts.
+        classes: A class number per image; 0 or 1 for a binary classifier, with one
+            output. None: the classes that the model predicts, the most probable ones if
+            an image has several.
         layer: Name of the layer, unit or model that returns the map. If several have
             this name, put the name of the one that contains it before it:
             `stage2_unit1/conv_1`. None: the last map that is on every path to the
@@ -60,22 +64,28 @@ def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = No
         )
     output = graph.outputs[0]
     tensor = _last_map(graph) if layer is None else _output_of(graph, layer)
-    logits_of = _inputs.before_softmax(graph.steps[graph.producers[output]])
+    logits_of = _inputs.before_activation(graph.steps[graph.producers[output]])
     calls = {graph.producers[output]: logits_of} if logits_of else {}
     values = graph.run(graph.values(arrays[0]), calls=calls)
+    classifier = _inputs.classifier(graph)
+    # of the logits; the most probable one of several classes at once
+    activation = "sigmoid" if classifier.is_binary else "softmax"
+    answers = Outputs(classifier.count, activation, are_logits=True)
     classes = _inputs.check_labels(classes, len(arrays[0]))
     if classes is None:
-        classes = ops.convert_to_numpy(values[output]).argmax(axis=1)
-    _inputs.check_classes(classes, graph)
+        classes = answers.answers(as_numpy(values[output]))
+    chosen = answers.check_labels(classes, "classes").astype(int)
 
     steps = graph.between(tensor, output)
     logits, pull = autodiff.vjp(
         lambda x: graph.run(values | {tensor: x}, steps, calls)[output], values[tensor]
     )
-    one_hot = np.eye(logits.shape[1])[classes]
+    # the logit of class 0 of a binary classifier is minus that of class 1
+    is_binary = classifier.is_binary
+    weights = 2.0 * chosen[:, None] - 1 if is_binary else np.eye(classifier.count)[chosen]
     maps, gradients = (
         ops.convert_to_numpy(ops.cast(result, "float32"))
-        for result in (values[tensor], pull(ops.cast(one_hot, logits.dtype)))
+        for result in (values[tensor], pull(ops.cast(weights, logits.dtype)))
     )
     if any(step.channel_axis == 1 for step in graph.steps):
         maps, gradients = (np.moveaxis(array, 1, -1) for array in (maps, gradients))

@@ -154,6 +154,12 @@ class Observed:
             for name, weight in _weights_below(layer)
         ]
 
+    @property
+    def trainable_weights(self) -> list[keras.Variable]:
+        """The trainable weights of all units. In a `LayerStack` they are those of copies."""
+        weights = [weight for unit in self.units for _, weight in self.weights(unit)]
+        return list({id(weight): weight for weight in weights}.values())
+
     def branches(self, unit: Unit, values: dict[int, Any]) -> list[Callable]:
         """Return F of each unit as a function of x_l. `values` holds all tensors."""
         graph = self.graph

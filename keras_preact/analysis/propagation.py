@@ -108,7 +108,7 @@ def propagation(
     observed = Observed(model, x, labels, loss, training)
     _inputs.watch(model, x)
     value, statistics, gradients, on_weights = observed.gradients(
-        _look, variables=model.trainable_variables
+        _look, variables=observed.trainable_weights
     )
     fields = dict(zip(_STATISTICS, np.stack(statistics).T, strict=True))
     for name in _STATISTICS[3:]:

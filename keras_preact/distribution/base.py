@@ -10,7 +10,6 @@ import numpy as np
 from keras_preact import _checks
 from keras_preact.backend import tf_data
 from keras_preact.layers.batch_norm import BatchNormalization, Statistics
-from keras_preact.stacks import UnitStack
 from keras_preact.wrapped_optimizer import WrappedOptimizer
 
 BATCH_NORMS = ("synchronized", "per_replica")
@@ -228,7 +227,7 @@ def with_statistics(model: keras.Model, statistics: Statistics) -> Iterator[None
     """Return a context in which every `kp` batch normalisation of a model, also inside
     stacks of units, computes its statistics as `statistics` says.
     """
-    layers = [layer for layer in _all_layers(model) if isinstance(layer, BatchNormalization)]
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, BatchNormalization)]
     before = [layer.statistics for layer in layers]
     for layer in layers:
         layer.statistics = statistics
@@ -237,14 +236,6 @@ def with_statistics(model: keras.Model, statistics: Statistics) -> Iterator[None
     finally:
         for layer, previous in zip(layers, before, strict=True):
             layer.statistics = previous
-
-
-def _all_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
-    """Yield a layer and its layers, also in stacks: Keras does not track their unit."""
-    for sublayer in layer._flatten_layers():
-        yield sublayer
-        if isinstance(sublayer, UnitStack):
-            yield from _all_layers(sublayer.template)
 
 
 def padded(dataset, rows: slice, batch_size: int, count: int):

@@ -15,7 +15,7 @@ from keras_preact.backend import devices, tf_data
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
 from keras_preact.layers.batch_norm import Statistics, synchronized_moments, tensorflow_kernel
-from keras_preact.stacks import UnitStack
+from keras_preact.stacks import LayerStack
 from keras_preact.wrapped_optimizer import unwrapped
 
 #: Versions of Keras in which `_Workers` is known to work.
@@ -86,7 +86,7 @@ class Mirrored(Distribution):
         stacks = [
             layer
             for layer in model._flatten_layers()
-            if isinstance(layer, UnitStack) and layer._execution() == "scan"
+            if isinstance(layer, LayerStack) and layer._execution() == "scan"
         ]
         statistics = [each for stack in stacks for each in stack.variables if is_statistic(each)]
         if statistics and self.batch_norm == "synchronized":

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_preact.backend import tf_data
+from keras_preact.classifiers import Outputs
 from keras_preact.export import _children, _scores
 from keras_preact.export._children import ExportError
 
@@ -62,7 +63,7 @@ def expected(scores: _scores.Scores, images: np.ndarray) -> dict[str, np.ndarray
             "are damaged. Export an earlier checkpoint."
         )
     if not scores.gives_probabilities:
-        output = _scores.PROBABILITIES[scores.activation](logits)
+        output = scores.outputs.probabilities(logits)
     return {"logits": logits, "probabilities": output}
 
 
@@ -144,7 +145,7 @@ def replay(
         return dict(file)
 
 
-def labelled(data: tuple | None, precision: str) -> tuple[np.ndarray, np.ndarray]:
+def labelled(data: tuple | None, precision: str, outputs: Outputs) -> tuple[np.ndarray, np.ndarray]:
     """Return the images and labels on which the accuracies are compared.
 
     Raises:
@@ -156,12 +157,12 @@ def labelled(data: tuple | None, precision: str) -> tuple[np.ndarray, np.ndarray
             "accuracy is compared with the model's. Received: validation_data=None"
         )
     images, labels = (np.asarray(part) for part in data)
-    if len(images) != len(labels) or not len(images) or labels.ndim != 1:
+    if len(images) != len(labels) or not len(images):
         raise ValueError(
-            "`validation_data` must be images and one label, the number of a class, for each. "
-            f"Received: shapes {images.shape} and {labels.shape}"
+            "`validation_data` must be images and labels for each. Received: shapes "
+            f"{images.shape} and {labels.shape}"
         )
-    return images.astype("float32"), labels
+    return images.astype("float32"), outputs.check_labels(labels, "validation_data[1]")
 
 
 def compare_accuracy(
@@ -173,7 +174,8 @@ def compare_accuracy(
     precision: str,
     max_loss: float,
 ) -> dict:
-    """Compare the accuracy of the model and of its export in 16 or 8 bits.
+    """Compare the accuracy of the model and of its export in 16 or 8 bits. Of several
+    classes at once, it is the share of right answers about one class.
 
     Args:
         scores: The model.
@@ -197,7 +199,7 @@ def compare_accuracy(
     got = replay(path, batches, folder, "int8" if precision == "int8" else "saved_model")
     exported = np.concatenate([got[f"{i}/logits"] for i in starts])
     expected_accuracy, accuracy = (
-        float((x.argmax(axis=-1) == labels).mean()) for x in (logits, exported)
+        float((scores.outputs.answers(x) == labels).mean()) for x in (logits, exported)
     )
     if accuracy < expected_accuracy - max_loss:
         raise ExportError(

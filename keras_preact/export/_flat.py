@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
+from keras_preact import _lora
 from keras_preact.stacks import LayerStack
 from keras_preact.units import ResidualUnit
 
@@ -97,8 +98,8 @@ def _copy(layer: keras.Layer, **changes) -> keras.Layer:
     copy = type(layer).from_config(layer.get_config() | changes)
     if not copy.built:
         copy.build_from_config(layer.get_build_config())
-    for weight, original in zip(copy.weights, layer.weights, strict=True):
-        weight.assign(original.value)
+    for weight, value in zip(copy.weights, _lora.merged(layer).values(), strict=True):
+        weight.assign(value)
     return copy
 
 

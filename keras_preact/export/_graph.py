@@ -140,6 +140,8 @@ def build(model: keras.Model, plan: Plan, path: Path) -> None:
 
         def classify(image_bytes):
             probabilities = core(images=decode(image_bytes=image_bytes))["probabilities"]
+            if probabilities.shape[-1] < len(plan.classes):  # both classes of a binary classifier
+                probabilities = tf.concat([1 - probabilities, probabilities], axis=-1)
             highest, indices = tf.math.top_k(probabilities, plan.top_k)
             names = tf.gather(tf.constant(plan.classes), indices)
             return {"classes": names, "scores": highest, "indices": indices}

@@ -3,18 +3,15 @@
 import dataclasses
 
 import keras
-import numpy as np
 
+from keras_preact.classifiers import (
+    PROBABILITIES,
+    Outputs,
+    activation_of,
+    activation_of_logits,
+)
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.copies import changed_copy
-
-#: Name of an activation to its function on a NumPy array of logits in float64.
-PROBABILITIES = {
-    "softmax": lambda x: (
-        (e := np.exp(x - x.max(axis=-1, keepdims=True))) / e.sum(axis=-1, keepdims=True)
-    ),
-    "sigmoid": lambda x: np.where(x >= 0, 1, np.exp(-np.abs(x))) / (1 + np.exp(-np.abs(x))),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Scores:
             input of the last dense layer. It shares its layers with the classifier,
             unless the classifier has the channels first.
         probe: Model from the classifier's own images to its logits and its output.
-        activation: Key of `PROBABILITIES`.
+        activation: Key of `classifiers.PROBABILITIES`, from logits to probabilities.
         gives_probabilities: Whether the classifier's output is probabilities.
         channels_first: Whether `probe` takes images with the channels first.
         takes_pixels: Whether a layer of the classifier normalises pixels.
@@ -40,8 +37,9 @@ class Scores:
     takes_pixels: bool
 
     @property
-    def classes(self) -> int:
-        return self.core.output_shape[0][-1]
+    def outputs(self) -> Outputs:
+        """What the logits mean."""
+        return Outputs(self.core.output_shape[0][-1], self.activation, are_logits=True)
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
@@ -59,8 +57,13 @@ class Scores:
         return {layer.compute_dtype for layer in self.core.layers} - {None}
 
 
-def take_apart(model: keras.Model) -> Scores:
+def take_apart(model: keras.Model, activation: str | None = None) -> Scores:
     """Find the logits of a classifier.
+
+    Args:
+        model: The classifier.
+        activation: What logits without an activation mean. None: what
+            `classifiers.activation_of_logits` says.
 
     Raises:
         ValueError: if there are no logits, or more than one input or output; the
@@ -75,9 +78,15 @@ def take_apart(model: keras.Model) -> Scores:
     served = model
     if isinstance(model, UnitNetwork):
         served = _with_channels_last(model)
-        logits, activation, gives_probabilities = _logits_of_network(model)
+        logits, own_activation, gives_probabilities = _logits_of_network(model)
     else:
-        logits, activation, gives_probabilities = _find_logits(model)
+        logits, own_activation, gives_probabilities = _find_logits(model)
+    activation = activation or own_activation
+    if activation == "softmax" and logits.shape[-1] == 1:
+        raise ValueError(
+            "The softmax of one output is always 1. Build a binary classifier with a sigmoid, or "
+            f"without an activation. Received: {model.name!r} with one output and a softmax"
+        )
     served_logits = logits if served is model else served.logits
     return Scores(
         core=keras.Model(served.inputs[0], [served_logits, _origin(served_logits)[1]]),
@@ -111,8 +120,19 @@ def _logits_of_network(model: UnitNetwork):
             f"include_top=True. Received: {model.name!r} with include_top=False"
         )
     name = model.get_config()["classifier_activation"]
-    known = name in PROBABILITIES
-    return model.logits, name if known else "softmax", known
+    if name in (None, "linear"):
+        return model.logits, _of_logits(model, model.logits), False
+    if name not in PROBABILITIES:
+        raise ValueError(
+            "The classifier's activation must be None, 'softmax' or 'sigmoid', because others do "
+            f"not return probabilities. Received: {model.name!r} with "
+            f"classifier_activation={name!r}"
+        )
+    return model.logits, name, True
+
+
+def _of_logits(model: keras.Model, logits) -> str:
+    return activation_of_logits(logits.shape[-1], getattr(model, "loss", None))
 
 
 def in_dtype(model: keras.Model, dtype: str, error: str) -> UnitNetwork:
@@ -138,15 +158,15 @@ def _find_logits(model: keras.Model):
             f"{len(model.inputs)} inputs and {len(model.outputs)} outputs of the shapes {shapes}"
         )
     last, source = _origin(model.outputs[0])
-    name = _activation_name(last)
+    name = activation_of(last)
     if isinstance(last, keras.layers.Dense):
         if name == "linear":
-            return model.outputs[0], "softmax", False
+            return model.outputs[0], _of_logits(model, model.outputs[0]), False
         if name in PROBABILITIES:
             return _linear_copy(last)(source), name, True
     elif name in PROBABILITIES:
         before = _origin(source)[0]
-        if isinstance(before, keras.layers.Dense) and _activation_name(before) == "linear":
+        if isinstance(before, keras.layers.Dense) and activation_of(before) == "linear":
             return source, name, True
     raise ValueError(
         "The model must end in a Dense layer whose output is the logits: one without activation, "
@@ -160,13 +180,6 @@ def _origin(tensor):
     operation, node_index, _ = tensor._keras_history
     inputs = operation._inbound_nodes[node_index].input_tensors
     return operation, inputs[0] if inputs else None
-
-
-def _activation_name(layer: keras.Layer) -> str:
-    if isinstance(layer, keras.layers.Softmax):
-        return "softmax" if layer.axis in (-1, 1) else "other"
-    dense = isinstance(layer, keras.layers.Dense | keras.layers.Activation)
-    return getattr(layer.activation, "__name__", "other") if dense else "other"
 
 
 def _linear_copy(layer: keras.layers.Dense) -> keras.layers.Dense:

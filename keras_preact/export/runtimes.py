@@ -160,11 +160,11 @@ def _save(name: str, model: keras.Model, path: str | Path, classes, preprocessin
             f"{target.title} files compute in float32: build the model with dtype='float32' and "
             f"give it the same weights. Received: layers that compute in {dtypes}"
         )
-        written = _scores.take_apart(_scores.in_dtype(model, "float32", error))
+        written = _scores.take_apart(_scores.in_dtype(model, "float32", error), scores.activation)
     if isinstance(preprocessing, Mapping):
         preprocessing = Preprocessing(**preprocessing)
     metadata = {
-        "classes": check_classes(classes, scores.classes),
+        "classes": check_classes(classes, scores.outputs),
         "preprocessing": preprocessing and preprocessing.to_dict(),
         "pixels": scores.takes_pixels,
         "activation": scores.activation,

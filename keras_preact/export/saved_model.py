@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_preact import _checks
+from keras_preact.classifiers import Outputs
 from keras_preact.export import _check, _children, _directory, _graph, _int8, _scores, _warmup
 from keras_preact.export._images import MAX_PIXELS
 from keras_preact.models.base import UnitNetwork
@@ -70,10 +71,14 @@ def save(
     Args:
         model: A `ResidualNetwork` with its classifier, or a functional or sequential
             model that ends in a Dense layer (with a softmax or sigmoid, or without), on
-            any backend. It stays as it is.
+            any backend. It stays as it is. Logits without an activation are those of a
+            binary classifier if there is one, of several classes at once if the model is
+            compiled with a binary cross-entropy, else of one class among many.
         directory: Folder of the model, such as `saved_models/NAME`. Its other versions
             stay.
-        classes: A name for each output.
+        classes: A name for each output. A binary classifier, with one output, has one
+            name, of class 1, or two names, of the classes 0 and 1. Then `predict_bytes`
+            and servers name both, with the scores `1 - p` and `p`.
         preprocessing: How image files become the network's input. Kept in the card.
         run: Description of the training for the card.
         metrics: Metrics for the card.
@@ -91,7 +96,8 @@ def save(
             network in 8 bits, which the server's engine `openvino` runs; needs
             `validation_data`, `calibration_images` and
             `pip install 'keras-preact[int8]'`.
-        validation_data: Images, as `model` takes them, and labels `(n,)`. On these the
+        validation_data: Images, as `model` takes them, and labels: classes `(n,)`, or for
+            several classes at once 0 or 1 for each output, `(n, classes)`. On these the
             accuracy in bfloat16 or int8 is compared with the model's. The card keeps
             both accuracies.
         calibration_images: Some hundreds of the training images, as `model` takes them.
@@ -137,7 +143,9 @@ def save(
     if precision == "int8":
         calibration = _check_calibration(calibration_images, scores)
         _children.require(_int8.MODULES, "precision='int8'", "int8")
-    labelled = None if precision == "float32" else _check.labelled(validation_data, precision)
+    labelled = None
+    if precision != "float32":
+        labelled = _check.labelled(validation_data, precision, scores.outputs)
     # NNCF quantises networks in float32. precision="float32" keeps the dtypes of other libraries.
     can_change = precision == "int8" or isinstance(model, UnitNetwork)
     if precision == "bfloat16" or (scores.dtypes != {"float32"} and can_change):
@@ -148,8 +156,9 @@ def save(
             f"precision={precision!r} is for the networks of this package: build another one with "
             f"dtype={dtype!r} and the same weights. Received: model={model!r}",
         )
-        scores = _scores.take_apart(model)
-    names = check_classes(classes, scores.classes)
+        # the copy is not compiled, so it does not say what its logits mean
+        scores = _scores.take_apart(model, original.activation)
+    names = check_classes(classes, scores.outputs)
     _directory.check_version(directory, version)
     if isinstance(preprocessing, Mapping):
         preprocessing = Preprocessing(**preprocessing)
@@ -241,21 +250,23 @@ def _requests(
             yield _graph.PREDICT_BYTES, {"image_bytes": np.array([file] * n, object)}
 
 
-def check_classes(classes: Sequence[str], outputs: int) -> list[str]:
+def check_classes(classes: Sequence[str], outputs: Outputs) -> list[str]:
     """Return the names of the classes as a list.
 
     Raises:
-        ValueError: if there is not one unique name for each output.
+        ValueError: if there is not one unique name for each output; a binary classifier may
+            also have two, of the classes 0 and 1.
     """
     names = list(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
         raise ValueError(
             f"`classes` must be a list of names, each a string. Received: classes={classes!r}"
         )
-    if len(names) != outputs:
+    if len(names) != outputs.count and not (outputs.is_binary and len(names) == 2):
+        binary = ", or both classes of a binary classifier" if outputs.is_binary else ""
         raise ValueError(
-            f"`classes` must name each of the model's {outputs} outputs, in order. Received: "
-            f"{len(names)} names"
+            f"`classes` must name each of the model's {outputs.count} outputs, in order{binary}. "
+            f"Received: {len(names)} names"
         )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

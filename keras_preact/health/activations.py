@@ -2,6 +2,7 @@
 inference.
 """
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from keras_preact._paths import below
 from keras_preact.backend import autodiff
 from keras_preact.backend.arrays import as_numpy
 from keras_preact.graph import Graph, has_own_kernel
-from keras_preact.health.weights import WeightPlace, owners, places
-from keras_preact.stacks import UnitStack
+from keras_preact.health.weights import Places, WeightPlace
+from keras_preact.stacks import LayerStack
 
 
 class Activations:
@@ -46,28 +47,29 @@ class Activations:
         self.graph = Graph(
             model,
             keras.tree.pack_sequence_as(sample, self.arrays),
-            opaque=(UnitStack,),
+            opaque=(LayerStack,),
             every_kernel=True,
         )
         #: The graph of the unit of each stack, by the stack's id.
         self.units: dict[int, Graph] = {}
         for step in self.graph.steps:
-            if isinstance(step.operation, UnitStack):
+            if isinstance(step.operation, LayerStack):
                 spec = self.graph.specs[step.inputs[0]]
                 x = keras.KerasTensor((self.graph.batch, *spec.shape[1:]), spec.dtype)
-                unit = Graph(step.operation.template, x, every_kernel=True)
-                self.units[id(step.operation)] = unit
-        owner = owners(model)
+                with contextlib.suppress(ValueError):  # it cannot be traced, and is not measured
+                    unit = Graph(step.operation.template, x, every_kernel=True)
+                    self.units[id(step.operation)] = unit
+        find = Places(model)
         #: Stacks and the weight layers outside of them, with the places of each.
         self.layers: list[tuple[keras.Layer, list[WeightPlace]]] = []
         for layer in _weight_layers(model):
-            if isinstance(layer, UnitStack):
+            if isinstance(layer, LayerStack):
                 unit = layer.template
                 inside = [below(unit, sublayer.kernel) for sublayer in _weight_layers(unit)]
-                columns = [places(f"{layer.name}/{path}", layer) for path in inside]
+                columns = [find.of(layer.variables[0], f"{layer.name}/{path}") for path in inside]
                 layer_places = [place for row in zip(*columns, strict=True) for place in row]
             else:
-                layer_places = places(layer.kernel.path, owner.get(id(layer.kernel)))
+                layer_places = find.of(layer.kernel)
             self.layers.append((layer, layer_places))
         self.places = [place for _, layer_places in self.layers for place in layer_places]
         self._compiled = autodiff.compiled(self._run)
@@ -132,7 +134,7 @@ class Activations:
         calls = {
             i: functools.partial(self._measured_stack, step.operation, statistics)
             for i, step in enumerate(graph.steps)
-            if isinstance(step.operation, UnitStack)
+            if id(step.operation) in self.units
         }
         for i in graph.walk(values, calls=calls, until={}):
             layer = graph.steps[i].operation
@@ -141,7 +143,7 @@ class Activations:
                 statistics[id(layer)] = ops.reshape(ops.stack([ops.mean(x), ops.std(x)]), (1, 2))
         return [values[number] for number in graph.outputs], statistics
 
-    def _measured_stack(self, stack: UnitStack, statistics: dict[int, Any], x):
+    def _measured_stack(self, stack: LayerStack, statistics: dict[int, Any], x):
         """Run a stack; return its output, and add its figures to `statistics`."""
         layers = _weight_layers(stack.template)
 
@@ -162,11 +164,13 @@ def _weight_layers(layer: keras.Layer) -> list[keras.Layer]:
     as one.
     """
     order = {id(variable): i for i, variable in enumerate(layer.variables)}
-    first = {
-        each: order[id(each.weights[0] if isinstance(each, UnitStack) else each.kernel)]
-        for each in layer._flatten_layers()
-        if isinstance(each, UnitStack) or has_own_kernel(each)
-    }
+    first: dict[keras.Layer, int] = {}
+    for each in layer._flatten_layers():
+        variable = each.kernel if has_own_kernel(each) else None
+        if isinstance(each, LayerStack) and _weight_layers(each.template):
+            variable = each.variables[0]
+        if id(variable) in order:  # variables of a stack's template are not the layer's
+            first[each] = order[id(variable)]
     return sorted(first, key=first.__getitem__)
 
 

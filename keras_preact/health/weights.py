@@ -5,7 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 
-from keras_preact.stacks import UnitStack
+from keras_preact.stacks import LayerStack
 from keras_preact.units import ResidualUnit
 
 
@@ -17,7 +17,10 @@ class WeightPlace:
         name: Path of the weight; in a stack, the path in the unit:
             `stage1_unit3/branch/conv_1/kernel`.
         group: Path of its unit, or of its layer if it is in no unit.
-        in_unit: Whether `group` is a residual unit.
+        in_unit: Whether `group` is a residual unit, or a unit of a stack.
+
+    The names of nested models are the first parts of `name` and `group`, because their
+    layers may have the names of other layers.
     """
 
     name: str
@@ -25,23 +28,43 @@ class WeightPlace:
     in_unit: bool
 
 
-def owners(model: keras.Model) -> dict[int, keras.Layer]:
-    """Return the `ResidualUnit` or `UnitStack` of each variable, by the variable's id."""
-    kinds = (ResidualUnit, UnitStack)
-    found = (layer for layer in model._flatten_layers() if isinstance(layer, kinds))
-    return {id(variable): layer for layer in found for variable in layer.variables}
+class Places:
+    """Finds the places of the weights of a model."""
 
+    def __init__(self, model: keras.Model):
+        #: The `ResidualUnit` or `LayerStack` of each variable, by the variable's id.
+        self.owners: dict[int, keras.Layer] = {}
+        #: Names of the nested models that hold a variable, by its id: `encoder/`.
+        self._models: dict[int, str] = {}
+        self._add(model, "")
 
-def places(path: str, owner: keras.Layer | None) -> list[WeightPlace]:
-    """Return the place of a variable with this `path`, for a stack one per unit."""
-    if owner is None:
-        return [WeightPlace(path, path.rsplit("/", 1)[0], in_unit=False)]
-    scopes = path.split("/")
-    at = scopes.index(owner.name)
-    units = owner.unit_names if isinstance(owner, UnitStack) else [owner.name]
-    groups = ["/".join([*scopes[:at], unit]) for unit in units]
-    inside = "/".join(scopes[at + 1 :])
-    return [WeightPlace(f"{group}/{inside}", group, in_unit=True) for group in groups]
+    def _add(self, layer: keras.Layer, models: str) -> None:
+        for inner in layer._flatten_layers(include_self=False, recursive=False):
+            within = f"{models}{inner.name}/" if isinstance(inner, keras.Model) else models
+            if isinstance(inner, ResidualUnit | LayerStack):
+                self.owners |= {id(variable): inner for variable in inner.variables}
+            if within != models:
+                self._models |= {id(variable): within for variable in inner.variables}
+            self._add(inner, within)
+
+    def of(self, variable: keras.Variable, path: str | None = None) -> list[WeightPlace]:
+        """Return the place of a variable, for a stack one per unit.
+
+        Args:
+            variable: The variable.
+            path: Path that replaces the variable's.
+        """
+        path, models = path or variable.path, self._models.get(id(variable), "")
+        path = path if path.startswith(models) else models + path
+        owner = self.owners.get(id(variable))
+        if owner is None:
+            return [WeightPlace(path, path.rsplit("/", 1)[0], in_unit=False)]
+        scopes = path.split("/")
+        at = scopes.index(owner.name, models.count("/"))
+        units = owner.unit_names if isinstance(owner, LayerStack) else [owner.name]
+        groups = ["/".join([*scopes[:at], unit]) for unit in units]
+        inside = "/".join(scopes[at + 1 :])
+        return [WeightPlace(f"{group}/{inside}", group, in_unit=True) for group in groups]
 
 
 class Watched:
@@ -55,15 +78,15 @@ class Watched:
     """
 
     def __init__(self, model: keras.Model):
-        owner = owners(model)
+        find = Places(model)
         self.variables: list[keras.Variable] = list(model.trainable_variables)
         self.stacked = [
-            isinstance(owner.get(id(variable)), UnitStack) for variable in self.variables
+            isinstance(find.owners.get(id(variable)), LayerStack) for variable in self.variables
         ]
         self.places: list[WeightPlace] = []
         kernels: list[bool] = []
         for variable, stacked in zip(self.variables, self.stacked, strict=True):
-            weight_places = places(variable.path, owner.get(id(variable)))
+            weight_places = find.of(variable)
             self.places += weight_places
             kernels += [len(variable.shape) - stacked > 1] * len(weight_places)
         self.kernels = np.array(kernels, bool)

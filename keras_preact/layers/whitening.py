@@ -27,7 +27,7 @@ class Whitening2D(keras.layers.Conv2D):
     Args:
         kernel_size: Height and width of the patches.
         **kwargs: Arguments of `keras.layers.Conv2D`, except `filters`, `strides`,
-            `padding` and `use_bias`.
+            `padding`, `use_bias` and `trainable`, which is always False.
 
     Input: `(batch, height, width, channels)`, output: `(batch, height - kernel_size + 1,
         width - kernel_size + 1, 2 * kernel_size ** 2 * channels)`; with
@@ -48,10 +48,18 @@ class Whitening2D(keras.layers.Conv2D):
     """
 
     def __init__(self, kernel_size: int = 2, **kwargs):
-        for name in ("filters", "strides", "padding", "use_bias"):  # a config contains them
+        # a config contains them
+        for name in ("filters", "strides", "padding", "use_bias", "trainable"):
             kwargs.pop(name, None)
-        kwargs.setdefault("trainable", False)
-        super().__init__(None, kernel_size, use_bias=False, **kwargs)
+        super().__init__(None, kernel_size, use_bias=False, trainable=False, **kwargs)
+
+    @property
+    def trainable(self) -> bool:
+        return False
+
+    @trainable.setter
+    def trainable(self, value: bool):
+        """Do nothing, because a model sets this property of all its layers."""
 
     def build(self, input_shape):
         channels = input_shape[1 if self.data_format == "channels_first" else -1]

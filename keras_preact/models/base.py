@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_preact import initializers
+from keras_preact._frozen import freeze_inside, frozen_inside
 from keras_preact.backend import devices
 from keras_preact.layers import chains
 from keras_preact.models import first_batch, segments
@@ -18,7 +19,7 @@ from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Parts:
     """Attributes of a network that Keras must not track a second time."""
 
@@ -28,6 +29,7 @@ class _Parts:
     first_input: Any
     segment_outputs: list
     logits: Any
+    unit_outputs: list | None = None
 
 
 class UnitNetwork(keras.Model):
@@ -46,14 +48,17 @@ class UnitNetwork(keras.Model):
             None for none.
         kernel: The network's initialiser.
         policy: The dtype policy. Preprocessing and classifier compute in its variable
-            dtype.
+            dtype; preprocessing at least in float32, because the variance of pixels
+            overflows in float16.
         arguments: The arguments of the subclass for the config, without the arguments
             above.
         name: Name of the model.
 
     Attributes:
         segments: The residual units and stacks of them, in order.
-        units: The residual units in order; units of a stack are copies.
+        units: The residual units in order, layers of the network. A ValueError for a
+            network with stacks, whose units are no layers: see `copy_units`.
+        unit_names: Names of all units in order, including the units of stacks.
         unit_outputs: x_1 ... x_L as Keras tensors: `keras.Model(model.input,
             model.unit_outputs)` computes them.
         logits: The classifier's output before its activation, a Keras tensor; None
@@ -81,8 +86,10 @@ class UnitNetwork(keras.Model):
         name: str | None,
     ):
         dtype = policy.variable_dtype
-        inputs = keras.Input(input_shape, dtype=dtype, name="inputs")
-        x = chains.run_chain(_preprocessing(mean, std, axis, inputs.shape[axis], dtype), inputs)
+        is_plain = mean is None and std is None
+        pixels = dtype if is_plain else keras.backend.result_type(dtype, "float32")
+        inputs = keras.Input(input_shape, dtype=pixels, name="inputs")
+        x = chains.run_chain(_preprocessing(mean, std, axis, inputs.shape[axis], pixels), inputs)
         x = first_input = chains.run_chain(stem, x)
         segment_outputs = []
         for segment in segments:
@@ -118,10 +125,41 @@ class UnitNetwork(keras.Model):
 
     @property
     def units(self) -> list[ResidualUnit]:
-        return [unit for segment in self.segments for unit in segments.units_of(segment)]
+        stacks = [segment.name for segment in self.segments if isinstance(segment, UnitStack)]
+        if stacks:
+            raise ValueError(
+                "The units of a stack are not layers of the network. Use `model.segments` for the "
+                "layers, `model.unit_names` for the names, `model.copy_units()` for copies of all "
+                "units, or `kp.models.unstack(model)` for a network without stacks. Received: "
+                f"{self.name!r} with the stacks {', '.join(stacks)}"
+            )
+        return self.segments
+
+    @property
+    def unit_names(self) -> list[str]:
+        return [name for segment in self.segments for name in segments.unit_names(segment)]
+
+    def copy_units(self) -> list[ResidualUnit]:
+        """Return a copy of each residual unit in order, with its weights and seeds. A
+        change of a copy does not change the network.
+
+        Example:
+
+        >>> import keras_preact as kp
+        >>> model = kp.models.resnet_cifar(20, stacked=True, input_shape=(8, 8, 1))
+        >>> units = model.copy_units()
+        >>> len(units), units[1].name, units[1].strides
+        (9, 'stage1_unit2', 1)
+        """
+        return [unit for segment in self.segments for unit in segments.copies_of(segment)]
 
     @property
     def unit_outputs(self) -> list:
+        if self._parts.unit_outputs is None:  # every call of a layer stays in the model's graph
+            self._parts.unit_outputs = self._call_units()
+        return list(self._parts.unit_outputs)
+
+    def _call_units(self) -> list:
         if not any(isinstance(segment, UnitStack) for segment in self.segments):
             return self.segment_outputs
         outputs, x = [], self.first_input
@@ -204,7 +242,8 @@ class UnitNetwork(keras.Model):
             self.jit_compile = False
         if self.logits is not None:
             activation = self._parts.arguments["classifier_activation"]
-            problem = first_batch.loss_mismatch(self.loss, activation)
+            count = self.logits.shape[-1]
+            problem = first_batch.loss_mismatch(self.loss, activation, count)
             if problem is not None:
                 warnings.warn(problem, stacklevel=2)
 
@@ -222,36 +261,61 @@ class UnitNetwork(keras.Model):
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
-    def fit(self, x=None, y=None, *args, validation_data=None, **kwargs):
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=1,
+        verbose="auto",
+        callbacks=None,
+        validation_split=0.0,
+        validation_data=None,
+        *args,
+        **kwargs,
+    ):
         """Fit the model as Keras does.
 
-        Warn if the values of an array, or of the first batch of a `tf.data.Dataset`, are
-        not in the range that the network expects (`kp.models.expected_input`). Labels
-        without a class raise a ValueError.
+        Warn if the values of an array, or of the first batch of other data, are not in
+        the range that the network expects (`kp.models.expected_input`). Labels without a
+        class raise a ValueError, in every kind of data but Grain's.
         """
-        if isinstance(validation_data, tuple):
-            self._check_labels((*validation_data, None)[1])  # `evaluate` checks the images
-        else:
-            validation_data = self._watched(validation_data)
-        self._check_labels(y)
-        x = self._watched(x)
-        return super().fit(x, y, *args, validation_data=validation_data, **kwargs)
+        held_out, checks = self._checks(), self._checks()
+        with held_out.reported(), checks.reported():
+            if isinstance(validation_data, tuple):
+                # `evaluate` checks the images
+                held_out.watched(None, (*validation_data, None)[1])
+            else:
+                validation_data = held_out.watched(validation_data)
+            return super().fit(
+                checks.watched(x, y),
+                y,
+                batch_size,
+                epochs,
+                verbose,
+                callbacks,
+                validation_split,
+                validation_data,
+                *args,
+                **kwargs,
+            )
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """Evaluate the model as Keras does, with the checks of `fit`."""
-        self._check_labels(y)
-        return super().evaluate(self._watched(x), y, *args, **kwargs)
+        checks = self._checks()
+        with checks.reported():
+            return super().evaluate(checks.watched(x, y), y, *args, **kwargs)
 
     def predict(self, x, *args, **kwargs):
         """Predict as Keras does, and warn as `fit` does."""
-        return super().predict(self._watched(x), *args, **kwargs)
+        expected = first_batch.expected_input(self)
+        return super().predict(first_batch.Checks(expected).watched(x), *args, **kwargs)
 
-    def _watched(self, x):
-        return first_batch.watched(x, first_batch.expected_input(self))
-
-    def _check_labels(self, y):
-        if y is not None and self.logits is not None and self.compiled:
-            first_batch.check_labels(y, self.loss, self.logits.shape[-1])
+    def _checks(self) -> first_batch.Checks:
+        expected = first_batch.expected_input(self)
+        if self.logits is None or not self.compiled:
+            return first_batch.Checks(expected)
+        return first_batch.Checks(expected, self.loss, self.logits.shape[-1])
 
     def quantize(self, mode=None, config=None, **kwargs):
         """Raise an error: a saved network cannot contain quantized layers.
@@ -267,6 +331,8 @@ class UnitNetwork(keras.Model):
 
     def get_config(self):
         frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
+        for layer in self.layers:
+            frozen_layers += [f"{layer.name}/{path}" for path in frozen_inside(layer)]
         return copy.deepcopy(self._parts.arguments) | {
             "name": self.name,
             "frozen_layers": frozen_layers,
@@ -277,8 +343,12 @@ class UnitNetwork(keras.Model):
         config = dict(config)
         frozen_layers = config.pop("frozen_layers", ())
         model = cls(**config)
-        for name in frozen_layers:
-            model.get_layer(name).trainable = False
+        for path in frozen_layers:
+            name, _, inside = path.partition("/")
+            if inside:
+                freeze_inside(model.get_layer(name), [inside])
+            else:
+                model.get_layer(name).trainable = False
         return model
 
 

@@ -7,10 +7,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks
+from keras_preact import _checks, _lora
+from keras_preact._frozen import check_frozen_together, freeze_inside, frozen_inside
 from keras_preact._paths import below
 from keras_preact.models.base import UnitNetwork, check_network
-from keras_preact.stacks import UnitStack, check_frozen_together
+from keras_preact.stacks import LayerStack
 
 
 def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) -> UnitNetwork:
@@ -19,7 +20,8 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
     Use it for changes that keep the weights: images of another size, `data_format`,
     `dtype`, `dropout`, `stacked`, `execution`, `remat`, the preprocessing (`mean` and
     `std`).
-    A layer is frozen if it is frozen in `model`.
+    Layers, and layers inside units, are frozen if they are frozen in `model`. Weights of
+    LoRA are added to the kernels.
 
     Args:
         model: A network of residual units. It stays as it is.
@@ -151,25 +153,32 @@ class _State(NamedTuple):
     """State of a layer, or of a unit in a stack."""
 
     trainable: bool
+    frozen_inside: list[str]
     weights: dict[str, np.ndarray]
     seeds: list[np.ndarray]
 
 
 def _states(layer: keras.Layer) -> dict[str, _State]:
     """Return the state of a layer, or of each unit in a stack, by name."""
-    names, weights, seeds = _variables(layer)
-    stacked = isinstance(layer, UnitStack)
+    names, owner, weights, seeds = _variables(layer)
+    stacked = isinstance(layer, LayerStack)
 
-    def rows(variable: keras.Variable) -> np.ndarray:
+    def rows(value) -> np.ndarray:
         # a copy: on JAX, `fit` donates the arrays of the variables that it trains
-        array = np.array(ops.convert_to_numpy(variable.value))
+        array = np.array(ops.convert_to_numpy(value))
         return array if stacked else array[None]
 
-    arrays = {path: rows(variable) for path, variable in weights.items()}
-    seed_states = [rows(variable) for variable in seeds]
+    values = _lora.merged(layer)
+    arrays = {
+        path: rows(values[id(variable)])
+        for path, variable in weights.items()
+        if id(variable) in values
+    }
+    seed_states = [rows(variable.value) for variable in seeds]
     return {
         name: _State(
             layer.trainable,
+            frozen_inside(owner),
             {path: array[i] for path, array in arrays.items()},
             [state[i] for state in seed_states],
         )
@@ -179,12 +188,14 @@ def _states(layer: keras.Layer) -> dict[str, _State]:
 
 def _assign(layer: keras.Layer, states: dict[str, _State]) -> None:
     """Assign the states of the same names to a layer, or to the units of a stack."""
-    names, weights, seeds = _variables(layer)
+    names, owner, weights, seeds = _variables(layer)
     if any(name not in states for name in names):
         return
     unit_states = [states[name] for name in names]
-    check_frozen_together({name: states[name].trainable for name in names})
-    stack_axes = 1 if isinstance(layer, UnitStack) else 0
+    check_frozen_together(
+        {name: (states[name].trainable, states[name].frozen_inside) for name in names}
+    )
+    stack_axes = 1 if isinstance(layer, LayerStack) else 0
     expected = {path: tuple(variable.shape)[stack_axes:] for path, variable in weights.items()}
     shapes = {path: array.shape for path, array in unit_states[0].weights.items()}
     if shapes != expected:
@@ -200,19 +211,20 @@ def _assign(layer: keras.Layer, states: dict[str, _State]) -> None:
     if len(seeds) == len(unit_states[0].seeds):
         for i, seed in enumerate(seeds):
             seed.assign(np.reshape([state.seeds[i] for state in unit_states], seed.shape))
+    freeze_inside(owner, unit_states[0].frozen_inside)
     if not unit_states[0].trainable:
         layer.trainable = False
 
 
 def _variables(
     layer: keras.Layer,
-) -> tuple[list[str], dict[str, keras.Variable], list[keras.Variable]]:
-    """Return the name of a layer, or the names of a stack's units; the weights by their
-    path below the layer or unit; and the states of the seeds.
+) -> tuple[list[str], keras.Layer, dict[str, keras.Variable], list[keras.Variable]]:
+    """Return the name of a layer, or the names of a stack's units; the layer or the
+    stack's template; the weights by their path below it; and the states of the seeds.
     """
     names, owner, pairs = [layer.name], layer, [(weight, weight) for weight in layer.variables]
-    if isinstance(layer, UnitStack):
+    if isinstance(layer, LayerStack):
         names, owner, pairs = layer.unit_names, layer.template, layer.stacked_variables
     ids = {id(weight) for weight in owner.weights}
     weights = {below(owner, weight): variable for weight, variable in pairs if id(weight) in ids}
-    return names, weights, [variable for weight, variable in pairs if id(weight) not in ids]
+    return names, owner, weights, [variable for weight, variable in pairs if id(weight) not in ids]

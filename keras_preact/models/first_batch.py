@@ -2,15 +2,19 @@
 loss.
 """
 
+import contextlib
+import copy
 import inspect
 import sys
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_preact import classifiers
 from keras_preact.backend.arrays import as_numpy
 from keras_preact.preprocessing import InputRange
 
@@ -48,28 +52,140 @@ def expected_input(model: keras.Model) -> InputRange:
     return InputRange(-offset / scale, 1 / scale, axis)
 
 
-def watched(x: Any, expected: InputRange) -> Any:
-    """Warn if an array, or the first batch of a `tf.data.Dataset`, has another range than
-    `expected`. Other data is not checked.
+class Checks:
+    """Looks at the data of a `fit`, `evaluate` or `predict`: warns if the inputs have another
+    range than a network expects, and refuses labels that its outputs cannot have.
 
-    A data set is checked while Keras reads it. Reading its first batch here would fill a
-    shuffle buffer twice, and change the order that a seed gives.
+    Data that Keras reads in batches is checked while Keras reads it. Reading its first batch
+    here would fill a shuffle buffer twice, and change the order that a seed gives. The
+    inputs of the first batch and the labels of every batch are checked.
 
-    Returns:
-        The data to give to Keras instead of x.
+    Args:
+        expected: The range of inputs.
+        loss: The loss of `compile`. None: labels are not checked.
+        count: Number of outputs.
     """
 
-    def judge(batch) -> None:
-        problem = expected.problem(batch)
-        if problem is not None:
-            warnings.warn(problem, stacklevel=5)
+    def __init__(self, expected: InputRange, loss: Any = None, count: int | None = None):
+        self.expected = expected
+        self.is_sparse = count is not None and classifiers.is_sparse(loss)
+        self.is_binary = count is not None and classifiers.is_binary(loss)
+        self.count = count or 0
+        #: What is wrong with the labels of a batch.
+        self.problem: str | None = None
+        self._is_first = True
 
-    tf = sys.modules.get("tensorflow")
-    if tf is not None and isinstance(x, tf.data.Dataset):
-        return _watched_dataset(x, judge)
-    if (array := _only(x)) is not None:
-        judge(as_numpy(array[:_EXAMPLES]))
-    return x
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[None]:
+        """Return a context in which a problem that was found in a data pipeline is a
+        ValueError, whatever the pipeline makes of it.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.problem is None or str(error) == self.problem:
+                raise
+            raise ValueError(self.problem) from error
+
+    def watched(self, x: Any, y: Any = None) -> Any:
+        """Check arrays now, and batches while they are read.
+
+        Returns:
+            The data to give to Keras in place of x.
+        """
+        tf, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
+        if tf is not None and isinstance(x, tf.data.Dataset):
+            return _watched_dataset(x, self)
+        if isinstance(x, keras.utils.PyDataset):
+            return _WatchedPyDataset(x, self)
+        if isinstance(x, types.GeneratorType):
+            return _watched_batches(x, self)
+        if torch is not None and isinstance(x, torch.utils.data.DataLoader):
+            loader = copy.copy(x)  # it has the same sampler, so the order is the same
+            loader.collate_fn = _Collated(x.collate_fn, self)
+            return loader
+        if (array := _only(x)) is not None:
+            self.check_input(array)
+        if (labels := _only(y)) is not None:
+            self.check_labels(labels)
+        return x
+
+    def check_batch(self, batch: Any) -> None:
+        """Check what a pipeline gives to Keras: inputs alone, or a tuple of inputs, labels
+        and weights.
+        """
+        x, y, *_ = (*batch, None) if isinstance(batch, tuple | list) else (batch, None)
+        if self._is_first and (array := _only(x)) is not None:
+            self.check_input(array)
+        self._is_first = False
+        if (labels := _only(y)) is not None:
+            self.check_labels(labels)
+
+    def check_input(self, array: Any) -> None:
+        problem = self.expected.problem(as_numpy(array[:_EXAMPLES]))
+        if problem is not None:
+            warnings.warn(problem, stacklevel=4)  # where `fit` is called
+
+    def check_labels(self, labels: Any) -> None:
+        """Check the labels of a cross-entropy.
+
+        Raises:
+            ValueError: for one-hot labels and class numbers in the place of the other, and
+                values outside the range.
+        """
+        if not (self.is_sparse or self.is_binary):
+            return
+        labels = as_numpy(labels)
+        if labels.dtype.kind in "iufb" and labels.size:
+            self._refuse(self._wrong_shape(labels.shape))
+            self._refuse(self._wrong_values(labels.min(), labels.max()))
+
+    def check_shape(self, shape: Sequence[int | None]) -> None:
+        """Check the shape of labels, as `check_labels` does."""
+        if self.is_sparse or self.is_binary:
+            self._refuse(self._wrong_shape(tuple(shape)))
+
+    def _refuse(self, problem: str | None) -> None:
+        if problem is not None:
+            self.problem = problem
+            raise ValueError(problem)
+
+    def _wrong_shape(self, shape: tuple[int | None, ...]) -> str | None:
+        if self.is_sparse and shape[1:] == (self.count,) and self.count > 1:
+            return (
+                "This loss takes class numbers, one per example. Received: labels of shape "
+                f"{shape}, which look one-hot. Use `labels.argmax(axis=1)`, or "
+                "keras.losses.CategoricalCrossentropy"
+            )
+        fitting = [(self.count,), ()] if self.count == 1 else [(self.count,)]
+        if self.is_binary and shape[1:] not in fitting:
+            return (
+                f"This loss takes 0 or 1 for each of the {self.count} outputs: labels of shape "
+                f"(examples, {self.count}). Received: labels of shape {shape}. For class numbers, "
+                "use keras.losses.SparseCategoricalCrossentropy(from_logits=True)"
+            )
+        return None
+
+    @property
+    def highest(self) -> int:
+        """The highest label."""
+        return self.count - 1 if self.is_sparse else 1
+
+    def _wrong_values(self, low, high) -> str | None:
+        if low >= 0 and high <= self.highest:
+            return None
+        received = f"Received: labels from {low} to {high}"
+        if self.is_binary:
+            return f"This loss takes labels from 0 to 1. {received}"
+        if self.count == 1:
+            return (
+                "A network with one output is a binary classifier: use "
+                f"keras.losses.BinaryCrossentropy(from_logits=True). {received}"
+            )
+        return (
+            f"The network has {self.count} classes, so labels must be 0 to {self.highest}. "
+            f"{received}"
+        )
 
 
 def _only(x: Any) -> Any:
@@ -78,40 +194,110 @@ def _only(x: Any) -> Any:
     return leaves[0] if len(leaves) == 1 and hasattr(leaves[0], "shape") else None
 
 
-def _watched_dataset(data: Any, judge: Callable[[np.ndarray], None]) -> Any:
+def _watched_dataset(data: Any, checks: Checks) -> Any:
     import tensorflow as tf
 
-    def inputs(element):
-        return _only(element[0] if isinstance(element, tuple) else element)
+    def parts(element) -> tuple:
+        """Return the array of inputs and the array of labels; None for what is no array."""
+        x, y, *_ = (*element, None) if isinstance(element, tuple) else (element, None)
+        return tuple(
+            array if isinstance(array, tf.Tensor | tf.TensorSpec) and is_number(array) else None
+            for array in (_only(x), _only(y))
+        )
 
-    def judged(x: np.ndarray) -> np.int64:
-        judge(x)
-        return np.int64(0)
+    def is_number(array) -> bool:
+        return array.dtype.is_floating or array.dtype.is_integer
 
+    def checked(check: Callable, array) -> Callable:
+        def call(array: np.ndarray) -> np.int64:
+            check(array)
+            return np.int64(0)
+
+        return lambda: tf.numpy_function(call, [array], tf.int64)
+
+    def nothing():
+        return tf.constant(0, tf.int64)
+
+    @tf.autograph.experimental.do_not_convert
     def look(i, *element):
         element = element if len(element) > 1 else element[0]
-        tf.cond(
-            i == 0,
-            lambda: tf.numpy_function(judged, [inputs(element)[:_EXAMPLES]], tf.int64),
-            lambda: tf.constant(0, tf.int64),
-        )
+        x, labels = parts(element)
+        if x is not None:
+            tf.cond(i == 0, checked(checks.check_input, x[:_EXAMPLES]), nothing)
+        if labels is not None and (checks.is_sparse or checks.is_binary):
+            highest = tf.cast(checks.highest, labels.dtype)
+            is_wrong = tf.reduce_any((labels < 0) | (labels > highest))
+            tf.cond(is_wrong, checked(checks.check_labels, labels), nothing)
         return element
 
-    spec = inputs(data.element_spec)
-    if not isinstance(spec, tf.TensorSpec) or not (spec.dtype.is_floating or spec.dtype.is_integer):
-        return data
-    return data.enumerate().map(look)
+    x, labels = parts(data.element_spec)
+    if labels is not None and labels.shape.rank is not None:
+        checks.check_shape(labels.shape)
+    return data if x is None and labels is None else data.enumerate().map(look)
 
 
-def loss_mismatch(loss: Any, activation: str | None) -> str | None:
+def _watched_batches(batches: Iterator, checks: Checks) -> Iterator:
+    for batch in batches:
+        checks.check_batch(batch)
+        yield batch
+
+
+class _Collated:
+    """A `collate_fn` of a torch DataLoader that checks its batches."""
+
+    def __init__(self, collate: Callable, checks: Checks):
+        self.collate, self.checks = collate, checks
+
+    def __call__(self, samples: Any) -> Any:
+        batch = self.collate(samples)
+        self.checks.check_batch(batch)
+        return batch
+
+
+class _WatchedPyDataset(keras.utils.PyDataset):
+    """A `PyDataset` that checks the batches of another one."""
+
+    def __init__(self, data: keras.utils.PyDataset, checks: Checks):
+        super().__init__(data.workers, data.use_multiprocessing, data.max_queue_size)
+        self.data, self.checks = data, checks
+
+    def __getitem__(self, index: int) -> Any:
+        batch = self.data[index]
+        self.checks.check_batch(batch)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.data.num_batches
+
+    def on_epoch_begin(self) -> None:
+        self.data.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self.data.on_epoch_end()
+
+
+def loss_mismatch(loss: Any, activation: str | None, count: int) -> str | None:
     """Return a message if `loss` takes probabilities and the network returns logits, or
     the other way round; None if they fit.
 
     Args:
         loss: A loss in any form that `compile` takes.
         activation: Name of the classifier's activation, None for none.
+        count: Number of outputs.
     """
-    loss = _only_loss(loss)
+    if activation == "softmax" and count == 1:
+        return (
+            "The softmax of one output is always 1: the network cannot learn. Build a binary "
+            "classifier with classifier_activation='sigmoid', or with None and the loss "
+            "keras.losses.BinaryCrossentropy(from_logits=True). Received: "
+            "classifier_activation='softmax', classes=1"
+        )
+    is_binary = classifiers.is_binary(loss)
+    loss = classifiers.only_loss(loss)
     if not callable(loss):
         return None
     from_logits = getattr(loss, "from_logits", None)
@@ -123,8 +309,9 @@ def loss_mismatch(loss: Any, activation: str | None) -> str | None:
     name = getattr(loss, "__name__", type(loss).__name__)
     class_name = "".join(word.capitalize() for word in name.split("_")) if "_" in name else name
     if not from_logits and activation in (None, "linear"):
-        returned, expected, fitting = "logits", "probabilities", "softmax"
-    elif from_logits and activation in ("softmax", "sigmoid"):
+        returned, expected = "logits", "probabilities"
+        fitting = "sigmoid" if is_binary else "softmax"
+    elif from_logits and activation in classifiers.PROBABILITIES:
         returned, expected, fitting = "probabilities", "logits", None
     else:
         return None
@@ -134,35 +321,3 @@ def loss_mismatch(loss: Any, activation: str | None) -> str | None:
         f"with classifier_activation={fitting!r}. Received: loss={name}, "
         f"classifier_activation={activation!r}"
     )
-
-
-def _only_loss(loss: Any) -> Any:
-    """Return the loss of `compile`, if it is the only one."""
-    leaves = keras.tree.flatten(loss)
-    return keras.losses.get(leaves[0]) if len(leaves) == 1 else None
-
-
-def check_labels(labels: Any, loss: Any, classes: int) -> None:
-    """Check that the labels of a sparse cross-entropy are class numbers.
-
-    Raises:
-        ValueError: for one-hot labels, or class numbers outside 0 to `classes - 1`.
-    """
-    loss = _only_loss(loss)
-    name = getattr(loss, "__name__", type(loss).__name__).replace("_", "").lower()
-    if name != "sparsecategoricalcrossentropy" or getattr(loss, "ignore_class", None) is not None:
-        return
-    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iuf" or not labels.size:
-        return
-    if labels.ndim == 2 and labels.shape[1] == classes > 1:
-        raise ValueError(
-            "This loss takes class numbers, one per example. Received: labels of shape "
-            f"{labels.shape}, which look one-hot. Use `labels.argmax(axis=1)`, or "
-            "keras.losses.CategoricalCrossentropy"
-        )
-    low, high = labels.min(), labels.max()
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"The network has {classes} classes, so labels must be 0 to {classes - 1}. Received: "
-            f"labels from {low} to {high}"
-        )

@@ -134,8 +134,8 @@ class ResidualNetwork(base.UnitNetwork):
             initial bias of a shortcut with a gate. The stem uses the options that apply
             to it.
 
-    Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`;
-    `stage_outputs`.
+    Attributes: `segments`, `units`, `unit_names`, `unit_outputs` and `logits`, see
+    `UnitNetwork`; `stage_outputs`.
 
     If the arrangement has a first activation, this activation comes right after the
     stem's weights, so that both paths of the first unit read it. That unit then has no

@@ -133,8 +133,12 @@ def unit_names(segment: Segment) -> list[str]:
     return segment.unit_names if isinstance(segment, UnitStack) else [segment.name]
 
 
-def units_of(segment: Segment) -> list[ResidualUnit]:
-    """Return the unit, or copies of a stack's units."""
+def copies_of(segment: Segment) -> list[ResidualUnit]:
+    """Return a copy of the unit, or of each unit of a stack."""
     if isinstance(segment, UnitStack):
         return [segment.unit(i) for i in range(segment.depth)]
-    return [segment]
+    copy = type(segment).from_config(segment.get_config())
+    copy.build_from_config(segment.get_build_config())
+    for variable, own in zip(copy.variables, segment.variables, strict=True):
+        variable.assign(own.value)
+    return [copy]

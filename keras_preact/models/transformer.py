@@ -152,7 +152,7 @@ class TransformerNetwork(base.UnitNetwork):
         )
         kernel = initializers.of_network(template.kernel_initializer, 2 * depth)
 
-        excluded = ("name", "trainable", "dtype")
+        excluded = ("name", "trainable", "dtype", "frozen_layers")
         arguments = {
             "depth": depth,
             "patch_size": patch_size,

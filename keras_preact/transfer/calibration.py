@@ -2,25 +2,32 @@
 
 import numpy as np
 
+from keras_preact import _checks
+from keras_preact.classifiers import PROBABILITIES, Outputs
 from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.models.copies import changed_copy
 
 
-def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Return the temperature T for which `softmax(logits / T)` has the lowest
+def fit_temperature(logits: np.ndarray, labels: np.ndarray, activation: str | None = None) -> float:
+    """Return the temperature T for which the probabilities of `logits / T` have the lowest
     cross-entropy.
 
     T is above 1 for an overconfident network, and below 1 for an underconfident one,
     such as one trained with label smoothing. It changes no prediction.
 
     Args:
-        logits: Logits of held-out images, `(images, classes)`.
-        labels: Their classes, integers `(images,)`.
+        logits: Logits of held-out images, `(images, outputs)`.
+        labels: Their classes, integers `(images,)`: 0 or 1 for a binary classifier, with
+            one output. For several classes at once, 0 or 1 for each output, `(images,
+            outputs)`.
+        activation: `"softmax"` or `"sigmoid"`, from logits to probabilities. None:
+            sigmoid for one output, and for labels of several classes at once.
 
     Raises:
-        ValueError: for logits that are not finite, for labels of another shape or range,
-            and if no temperature is the best. That is the case if all images are
-            classified correctly, or no better than by chance.
+        ValueError: for logits that are not finite, for labels that do not fit, for labels
+            that may be one-hot without an `activation`, and if no temperature is the
+            best. That is the case if all images are classified correctly, or no better
+            than by chance.
 
     Example:
 
@@ -32,27 +39,33 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     0.75
     """
     logits, labels = np.asarray(logits, "float64"), np.asarray(labels)
-    if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
+    if logits.ndim == 1:
+        logits = logits[:, None]
+    if logits.ndim != 2 or labels.shape[:1] != logits.shape[:1] or not len(labels):
         raise ValueError(
-            "`logits` must have the shape (images, classes), `labels` (images,). Received: "
-            f"shapes {logits.shape} and {labels.shape}"
+            "`logits` must have the shape (images, outputs), `labels` (images,) or (images, "
+            f"outputs). Received: shapes {logits.shape} and {labels.shape}"
         )
     if not np.isfinite(logits).all():
         raise ValueError("`logits` must be finite. Received: NaN or infinity")
-    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= logits.shape[1]:
-        raise ValueError(
-            f"`labels` must be integers from 0 to {logits.shape[1] - 1}. Received: "
-            f"{labels.dtype} from {labels.min()} to {labels.max()}"
-        )
-    logits = logits - logits.max(axis=1, keepdims=True)
-    label_logit = logits[np.arange(len(labels)), labels].mean()
+    if activation is None:
+        activation = _activation_for(labels, logits.shape[1])
+    _checks.one_of(activation, PROBABILITIES, "activation")
+    outputs = Outputs(logits.shape[1], activation, are_logits=True)
+    labels = outputs.check_labels(labels).astype(int)
+    if activation == "softmax":
+        logits = logits - logits.max(axis=1, keepdims=True)
+        at_labels = logits[np.arange(len(labels)), labels].mean()
+    else:
+        labels = labels.reshape(logits.shape)
+        at_labels = (logits * labels).mean()
 
     def slope(scale: float) -> float:
         """Derivative of the cross-entropy of `scale * logits`, which is convex."""
-        exponentials = np.exp(scale * logits)
-        return ((exponentials * logits).sum(axis=1) / exponentials.sum(axis=1)).mean() - label_logit
+        expected = outputs.probabilities(scale * logits) * logits
+        return (expected.sum(axis=1) if activation == "softmax" else expected).mean() - at_labels
 
-    if label_logit == 0 or slope(0.0) >= 0:
+    if at_labels == _of_right_answers(logits, activation) or slope(0.0) >= 0:
         raise ValueError(
             "No temperature has the lowest cross-entropy: use more held-out images. Received: "
             f"{len(labels)} images, all classified correctly or no better than by chance"
@@ -64,6 +77,23 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return 1 / high
+
+
+def _of_right_answers(logits: np.ndarray, activation: str) -> float:
+    """Return what the mean of the logits at the labels is if every answer is right."""
+    return 0.0 if activation == "softmax" else float(np.maximum(logits, 0).mean())
+
+
+def _activation_for(labels: np.ndarray, count: int) -> str:
+    if labels.ndim < 2 or labels.shape[1] == 1:
+        return "sigmoid" if count == 1 else "softmax"
+    if (np.asarray(labels).sum(axis=1) == 1).all():
+        raise ValueError(
+            "Labels with a single 1 per image may be one-hot: pass `labels.argmax(axis=1)`, or "
+            "activation='sigmoid' for several classes at once. Received: labels of shape "
+            f"{labels.shape}"
+        )
+    return "sigmoid"
 
 
 def apply_temperature(model: UnitNetwork, temperature: float) -> UnitNetwork:

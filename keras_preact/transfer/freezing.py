@@ -5,7 +5,6 @@ import keras
 from keras_preact.layers import chains
 from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.models.copies import changed_copy
-from keras_preact.stacks import LayerStack
 from keras_preact.transfer import _places
 
 
@@ -106,10 +105,6 @@ def _normalization(model: UnitNetwork) -> keras.Layer | None:
 
 
 def _freeze_norms(layer: keras.Layer, norm_class: type[keras.Layer]) -> None:
-    # A stack does not track the unit that it calls, and unfreezes that unit only in a call.
-    if isinstance(layer, LayerStack):
-        layer = layer.template
-        layer.trainable = True
     for sublayer in layer._flatten_layers():
         if isinstance(sublayer, norm_class):
             sublayer.trainable = False

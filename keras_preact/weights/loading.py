@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact._paths import below
-from keras_preact.stacks import UnitStack
+from keras_preact.stacks import LayerStack
 from keras_preact.weights.layout import Entry
 
 #: Paths of our weights that may have another shape in the source: the stem for other channels, the
@@ -75,7 +75,7 @@ def named(model: keras.Model) -> dict[str, Place]:
     """
     places: dict[str, Place] = {}
     for layer in model.layers:
-        if isinstance(layer, UnitStack):
+        if isinstance(layer, LayerStack):
             weights = {id(weight) for weight in layer.template.weights}
             stacked = [
                 (below(layer.template, weight), variable)

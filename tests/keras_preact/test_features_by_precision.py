@@ -251,7 +251,7 @@ FEATURES = {feature.__name__: feature for feature in (*OF_ANY_MODEL, *OF_NETWORK
 def check(feature: str, got: dict, want: dict, precision: str) -> None:
     assert got.keys() == want.keys()
     for name, value in want.items():
-        limit = PRECISIONS[precision] * max(np.nanmax(np.abs(value)), 1e-6)
+        limit = PRECISIONS[precision] * np.nanmax(np.abs(value))
         np.testing.assert_allclose(got[name], value, 0, limit, err_msg=f"{feature}: {name}")
 
 

@@ -218,7 +218,7 @@ def test_units_of_every_depth(builder, depth, options, units):
     width = {} if builder == "dense_resnet" else {"width_factor": 0.125}
     model = getattr(kp.models, builder)(depth, kernel_initializer="zeros", **width, **options)
     names = [f"stage{s}_unit{u}" for s, n in enumerate(stages, 1) for u in range(1, int(n) + 1)]
-    assert [unit.name for unit in model.units] == names
-    assert {unit.block.name for unit in model.units} == {block}
-    strides = [unit.strides for unit in model.units if unit.name.endswith("unit1")]
+    assert [unit.name for unit in model.copy_units()] == model.unit_names == names
+    assert {unit.block.name for unit in model.copy_units()} == {block}
+    strides = [unit.strides for unit in model.copy_units() if unit.name.endswith("unit1")]
     assert strides == [1] + [2] * (len(stages) - 1)

@@ -61,3 +61,19 @@ def test_float64(double_precision):
         )
         assert y.dtype == "float64"
         np.testing.assert_allclose(y, expected(x), 1e-5, 1e-5)
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "mixed_float16"])
+def test_preprocessing_of_large_pixels(dtype):
+    """The variance of 16-bit pixels is above the largest number of float16, 65,504."""
+    model = kp.models.resnet_cifar(
+        8, width_factor=0.25, input_shape=(8, 8, 1), mean=30_000.0, std=20_000.0, dtype=dtype
+    )
+    x = np.random.default_rng(0).uniform(0, 65_535, (16, 8, 8, 1)).astype("float32")
+    normalized = keras.Model(model.input, model.get_layer("preprocessing").output)(x)
+    np.testing.assert_allclose(harness.numpy(normalized), (x - 30_000) / 20_000, atol=1e-3)
+    assert kp.models.expected_input(model).problem(x) is None  # a warning would fail here
+    outputs = model.predict(x, verbose=0).astype("float32")
+    assert np.isfinite(outputs).all()
+    assert outputs.std(axis=0).min() > 1e-3

@@ -53,7 +53,7 @@ def test_arguments_build_a_network(builder, arguments):
     classes = arguments.get("classes", 1000 if builder == "resnet_imagenet" else 10)
     assert model.output_shape == (None, classes)
     block = arguments.get("block", "basic" if arguments["depth"] == 8 else "bottleneck")
-    assert {unit.block.name for unit in model.units} == {block}
+    assert {unit.block.name for unit in model.copy_units()} == {block}
 
 
 def test_look_ups():

@@ -30,7 +30,7 @@ def network(**options):
 
 def seed_states(model) -> list[np.ndarray]:
     """The states of the seeds of every unit in order."""
-    units = model.units  # this makes the units of a stack
+    units = model.copy_units()
     weights = {id(weight) for unit in units for weight in unit.weights}
     variables = [variable for unit in units for variable in unit.variables]
     return [harness.numpy(each.value) for each in variables if id(each) not in weights]
@@ -69,7 +69,7 @@ def test_output_is_that_of_single_units(options, tmp_path):
     assert [type(segment) for segment in model.segments] == [kp.ResidualUnit, kp.UnitStack] * 2
     units = [f"stage{s}_unit{u}" for s in (1, 2) for u in (1, 2, 3)]
     assert [segment.name for segment in single.segments] == units
-    assert [unit.name for unit in model.units] == units
+    assert [unit.name for unit in model.copy_units()] == units
     assert (single.count_params(), single.name) == (model.count_params(), model.name)
     y = output(model)
     harness.close(y, output(single))
@@ -139,7 +139,7 @@ def test_stochastic_depth_grows_linearly():
     """Unit l of L has l / L of the last unit's rate."""
     model, single = (network(stochastic_depth=0.5, stacked=stacked) for stacked in (True, False))
     for each in (model, single):
-        rates = [unit.stochastic_depth for unit in each.units]
+        rates = [unit.stochastic_depth for unit in each.copy_units()]
         np.testing.assert_allclose(rates, [0.5 * i / 6 for i in range(1, 7)])
     rates = [rate for stack in model.segments[1::2] for rate in stack.stochastic_depth]
     np.testing.assert_allclose(rates, [i / 12 for i in (2, 3, 5, 6)])
@@ -173,7 +173,7 @@ def test_frozen_layers_stay_frozen(tmp_path):
     frozen = ["stem_conv", "stage1_unit2", "stage1_unit3", "stage2_unit1"]
     names = [layer.name for layer in single.layers if layer.weights and not layer.trainable]
     assert names == frozen
-    assert [unit.name for unit in model.units if not unit.trainable] == frozen[1:]
+    assert [unit.name for unit in model.copy_units() if not unit.trainable] == frozen[1:]
     trained = [weight.path for weight in model.trainable_weights]
     for copy in (keras.models.load_model(tmp_path / "model.keras"), kp.models.stack(single)):
         assert [weight.path for weight in copy.trainable_weights] == trained
@@ -224,3 +224,33 @@ def test_probe(ways):
 
 def test_wrong_arguments():
     assert "'yes'" in harness.error_of(lambda: network(stacked="yes"))
+
+
+# Units and their outputs
+
+
+def test_units_are_layers_of_the_network_or_an_error():
+    model, single = network(), network(stacked=False)
+    assert single.units == single.segments
+    message = harness.error_of(lambda: model.units)
+    assert "model.copy_units()" in message
+    assert "stage1_units, stage2_units" in message
+    names = [f"stage{s}_unit{u}" for s in (1, 2) for u in (1, 2, 3)]
+    for each in (model, single):
+        before, trained = harness.weights(each), len(each.trainable_weights)
+        copies = each.copy_units()
+        assert [unit.name for unit in copies] == each.unit_names == names
+        for unit in copies:
+            for path, value in harness.weights(unit).items():
+                named = kp.weights.named(each)[f"{unit.name}/{path.removeprefix(unit.name + '/')}"]
+                np.testing.assert_array_equal(value, named.value(), path)
+            harness.randomize(unit)
+            unit.trainable = False
+        np.testing.assert_equal(harness.weights(each), before)
+        assert len(each.trainable_weights) == trained
+
+
+def test_outputs_of_units_are_made_once():
+    for model in (network(), network(stacked=False)):
+        outputs = model.unit_outputs
+        assert [id(x) for x in model.unit_outputs] == [id(x) for x in outputs]

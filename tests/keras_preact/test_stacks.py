@@ -487,3 +487,51 @@ def test_fit_builds_a_subclassed_model():
     for weight, its in zip(model.stack.weights, built.stack.weights, strict=True):
         if "moving" not in weight.path:
             np.testing.assert_array_equal(harness.numpy(weight), harness.numpy(its), weight.path)
+
+
+class Mean(keras.layers.Layer):
+    """Adds a dense function of the mean over the tokens that the mask keeps."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.supports_masking = True
+        self.dense = keras.layers.Dense(4)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x, mask=None):
+        mask = keras.ops.ones(x.shape[:2]) if mask is None else mask
+        kept = keras.ops.cast(mask, x.dtype)[..., None]
+        mean = keras.ops.sum(x * kept, 1, keepdims=True) / keras.ops.sum(kept, 1, keepdims=True)
+        return x + self.dense(mean)
+
+
+class Longer(Mean):
+    """Has a mask of its own."""
+
+    def compute_mask(self, inputs, previous_mask):
+        return None if previous_mask is None else keras.ops.logical_not(previous_mask)
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("ways", [{"execution": "loop"}, {}, {"remat": 2}], ids=str)
+def test_every_unit_gets_the_mask(ways):
+    tokens = np.array([[1, 2, 0, 0], [3, 1, 2, 0]])
+    embedding = keras.layers.Embedding(5, 4, mask_zero=True)
+    units = [Mean(name=f"unit{i}") for i in (1, 2, 3)]
+    inputs = keras.Input((4,), dtype="int32")
+    x = embedding(inputs)
+    for unit in units:
+        x = unit(x)
+    chain = keras.Model(inputs, x)
+    harness.randomize(chain)
+    stack = kp.LayerStack.from_units(units, **ways)
+    model = keras.Model(inputs, stack(embedding(inputs)))
+    harness.close(harness.numpy(model(tokens)), harness.numpy(chain(tokens)))
+    harness.close(model.predict(tokens, verbose=0), chain.predict(tokens, verbose=0))
+    given = harness.numpy(stack(embedding(tokens), mask=tokens > 0))
+    harness.close(given, harness.numpy(chain(tokens)))
+    other = kp.LayerStack(Longer(), 2)
+    other.build((None, 4, 4))
+    assert "must keep the mask" in harness.error_of(lambda: other(embedding(tokens)))

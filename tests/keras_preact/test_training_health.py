@@ -22,7 +22,7 @@ from keras_preact.health.findings import FigureValues, Rates
 from keras_preact.health.outputs import CsvFile
 from keras_preact.health.probe import Probe, own_variables
 from keras_preact.health.ranges import replaced
-from keras_preact.health.weights import WeightPlace, places
+from keras_preact.health.weights import Places, WeightPlace
 from keras_preact.wrapped_optimizer import unwrapped
 from tests.keras_preact.harness import close
 
@@ -266,17 +266,42 @@ class TestFigures:
 
 
 def test_names_of_units_inside_other_layers():
-    """Weights of a stack are named like weights of single units. Names of units in other
-    layers begin with those layers' names.
+    """Weights of a stack are named like weights of single units. Names of weights in other
+    layers and nested models begin with those names.
     """
-    stack = kp.UnitStack(kp.ResidualUnit(4, block="dense", name="part_unit2"), 2, name="part_units")
-    unit = kp.ResidualUnit(4, block="dense", name="part")
-    found = [*places("a/part_units/branch/k", stack), *places("b/part/branch/part/k", unit)]
-    assert [(place.name, place.group) for place in found] == [
-        ("a/part_unit2/branch/k", "a/part_unit2"),
-        ("a/part_unit3/branch/k", "a/part_unit3"),
-        ("b/part/branch/part/k", "b/part"),
-    ]
+
+    def part(name):
+        inputs = keras.Input((4,))
+        unit = kp.ResidualUnit(4, block="dense", name="part")
+        stack = kp.LayerStack(kp.ResidualUnit(4, block="dense", name="part_unit2"), 2, name="stack")
+        dense = keras.layers.Dense(4, name="dense")
+        return keras.Model(inputs, dense(stack(unit(inputs))), name=name)
+
+    class Holder(keras.layers.Layer):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.part = kp.ResidualUnit(4, block="dense", name="part")
+
+        def build(self, shape):
+            self.part.build(shape)
+
+        def call(self, x):
+            return self.part(x)
+
+    inputs = keras.Input((4,))
+    nested = keras.Model(inputs, part("a")(inputs), name="b")
+    x = keras.layers.Dense(4, name="dense")(Holder(name="holder")(part("a")(nested(inputs))))
+    find = Places(keras.Model(inputs, x))
+    places = [place for weight in keras.Model(inputs, x).weights for place in find.of(weight)]
+    names = [place.name for place in places]
+    assert len(set(names)) == len(names)
+    groups = [f"{model}/{name}" for model in ("b/a", "a") for name in ("part", "part_unit2")]
+    assert {place.group for place in places if place.in_unit} == {
+        *groups,
+        *("b/a/part_unit3", "a/part_unit3", "holder/part"),
+    }
+    outside = {place.group for place in places if not place.in_unit}
+    assert outside == {"b/a/dense", "a/dense", "dense"}
 
 
 def inputs_of(model, sample) -> dict[str, tuple[float, float]]:

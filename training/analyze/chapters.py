@@ -229,7 +229,7 @@ def _picture(
 def _units(specimen: Specimen) -> list:
     if specimen.is_foreign:
         raise ValueError(FOREIGN)
-    return specimen.model.units
+    return specimen.model.copy_units()
 
 
 def _diagram(unit):

@@ -155,7 +155,8 @@ CHECKS: tuple[Check, ...] = (
         sizes.output_scale,
         "root mean square of the logits",
         Limits((0, 10), (0, 100)),
-        "Large logits saturate the softmax: the first losses are huge, and most gradients are 0.",
+        "Large logits saturate softmax and sigmoid: the first losses are huge, and most gradients "
+        "are 0.",
         "Normalise before the classifier, and initialise its weights within 1 / sqrt(fan_in).",
         "arXiv 1901.09321",
     ),

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact.analysis._inputs import before_softmax
+from keras_preact.analysis._inputs import before_activation
 from keras_preact.analysis.observed import Observed, norms, other_axes
 from keras_preact.graph import Addition, Graph
 
@@ -35,8 +35,8 @@ class Measures:
         cut: Share of values that an activation on an identity path changes.
         outputs: Spread of a normalisation's output.
         inputs: Spread of a weight layer's input over channels.
-        gains: Root mean square of a weight layer's output, over its input's. A softmax in
-            the layer is left out.
+        gains: Root mean square of a weight layer's output, over its input's. A softmax
+            or sigmoid in the last layer is left out.
         dead: Share of an activation's channels that are 0 for the whole sample.
         output_size: Root mean square of the logits.
     """
@@ -85,7 +85,7 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
             if not roles and not step.has_kernel and i != last:
                 continue
             x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
-            if (step.has_kernel or i == last) and (logits_of := before_softmax(step)):
+            if (step.has_kernel or i == last) and (logits_of := before_activation(step)):
                 y = _array(logits_of(values[step.inputs[0]]))
             if step.has_kernel:
                 measures.gains[i] = _relative(y, x) * np.sqrt(x.size / y.size)
@@ -152,7 +152,7 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
     """
     observed = Observed(model, sample, labels)
     _, _, on_outputs, on_weights = observed.gradients(
-        lambda trace, axis: ops.zeros(()), variables=model.trainable_variables
+        lambda trace, axis: ops.zeros(()), variables=observed.trainable_weights
     )
     half_square = "half the squared norm of the output"
     loss = half_square if labels is None else "the cross-entropy of the labels"

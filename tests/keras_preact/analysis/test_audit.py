@@ -63,7 +63,7 @@ def test_clean_networks_pass(name):
     result = audit(model, images(8, *model.input_shape[1:]))
     assert result.passed, result
     assert result.arrangement == ("pre_norm" if "transformer" in name else "full_preactivation")
-    assert result.units == len(model.units)
+    assert result.units == len(model.unit_names)
     assert [finding.check for finding in result.findings] == [check.name for check in CHECKS]
 
 

@@ -28,7 +28,7 @@ def test_errors_without_units(stacked):
         model, images, classes, [(), (1,), (2, 3), (1, 2, 3)], batch_size=16
     )
     assert found.intact_error == found.error[0] == 0  # the labels are the network's own answers
-    assert found.units == tuple(unit.name for unit in model.units)
+    assert found.units == tuple(model.unit_names)
 
     units = numpy_units(model)
     classifier = model.get_layer("head_classifier").get_weights()

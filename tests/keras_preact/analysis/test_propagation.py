@@ -26,11 +26,11 @@ def network(depth=8, **options):
 
 def numpy_units(model, **options):
     """The network's units in NumPy, float64; `options` are those of the builder."""
-    units = []
-    for unit in model.units:
+    copies, units = model.copy_units(), []
+    for unit in copies:
         own = {"block": unit.block.name, "strides": unit.strides}
         units.append(harness.reference_of(unit, **own, **options))
-        units[-1].shape_shortcut = model.units[0].shape_shortcut
+        units[-1].shape_shortcut = copies[0].shape_shortcut
     units[0].activated_input = True
     return units
 
@@ -85,7 +85,7 @@ def test_figures(arrangement, shortcut):
         wanted["dead"].append((activated == 0).all((0, 1, 2)).mean())
     for name, values in wanted.items():
         harness.close(getattr(signals, name), np.array(values), 1e-4, name)
-    assert signals.units == tuple(unit.name for unit in model.units)
+    assert signals.units == tuple(model.unit_names)
     assert (signals.cut[:-1] > 0.1).all() == (
         arrangement in ("original", "bn_after_addition", "bn_only_preactivation")
     )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact.classifiers import PROBABILITIES, Outputs
 from keras_preact.export import (
     _check,
     _children,
@@ -111,7 +112,7 @@ def test_outputs_are_those_of_the_model(export):
     scores, features = export(images=export.images), export("features", images=export.images)
     kernel, bias = export.model.get_weights()[-2:]
     logits = features["features"] @ kernel + bias
-    probabilities = _scores.PROBABILITIES[export.card["activation"]](logits)
+    probabilities = PROBABILITIES[export.card["activation"]](logits)
     harness.close(scores["logits"], logits)
     harness.close(scores["probabilities"], probabilities)
     harness.close(own, logits if export.activation == "linear" else probabilities)
@@ -269,13 +270,13 @@ def test_logits_of_other_models(last, activation, gives_probabilities):
     wanted = _check.expected(scores, x)
     logits = keras.ops.convert_to_numpy(scores.core(x)[0])
     harness.close(logits, wanted["logits"], 1e-6)
-    harness.close(_scores.PROBABILITIES[activation](logits), wanted["probabilities"], 1e-6)
+    harness.close(PROBABILITIES[activation](logits), wanted["probabilities"], 1e-6)
 
 
 def test_probabilities_of_extreme_logits():
     x = np.array([[-1000.0, 0, 1000]])
-    np.testing.assert_array_equal(_scores.PROBABILITIES["sigmoid"](x), [[0, 0.5, 1]])
-    np.testing.assert_array_equal(_scores.PROBABILITIES["softmax"](x), [[0, 0, 1]])
+    np.testing.assert_array_equal(PROBABILITIES["sigmoid"](x), [[0, 0.5, 1]])
+    np.testing.assert_array_equal(PROBABILITIES["softmax"](x), [[0, 0, 1]])
 
 
 @pytest.mark.parametrize(
@@ -422,7 +423,8 @@ def test_the_accuracy_that_is_lost_has_a_limit(tmp_path, monkeypatch, precision)
 
     monkeypatch.setattr(_check, "replay", replay)
     probe = types.SimpleNamespace(predict=lambda **_: [logits(4)])
-    scores = types.SimpleNamespace(probe=probe, channels_first=False)
+    outputs = Outputs(2, "softmax", are_logits=True)
+    scores = types.SimpleNamespace(probe=probe, channels_first=False, outputs=outputs)
     given = (scores, np.zeros((40, 1)), np.zeros(40, int), tmp_path, tmp_path, precision, 0.03)
     wrong = 5
     found = _check.compare_accuracy(*given)

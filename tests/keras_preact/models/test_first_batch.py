@@ -3,6 +3,7 @@ output are reported.
 """
 
 import functools
+import re
 import warnings
 
 import keras
@@ -85,7 +86,8 @@ def test_evaluate_predict_and_validation_data_are_looked_at(source):
 
 def test_a_data_set_gives_keras_the_same_elements():
     expected = kp.preprocessing.InputRange(CIFAR.mean, CIFAR.std)
-    seen = kp.models.first_batch.watched(*data_of("dataset", PIXELS), expected)
+    checks = kp.models.first_batch.Checks(expected, LOGITS, 10)
+    seen = checks.watched(*data_of("dataset", PIXELS))
     images, labels = zip(*seen, strict=True)
     np.testing.assert_array_equal(np.concatenate(images), PIXELS)
     np.testing.assert_array_equal(np.concatenate(labels), LABELS)
@@ -163,13 +165,211 @@ def test_a_loss_on_logits_warns_on_probabilities():
         network().compile("sgd", loss)
 
 
-@pytest.mark.parametrize("deed", ["fit", "evaluate"])
-def test_labels_that_no_class_has(deed):
-    function = getattr(compiled(), deed)
-    for labels, words in (
-        (LABELS + 1, "labels from 1 to 10"),
-        (LABELS - 1, "labels from -1 to 8"),
-        (np.eye(10)[LABELS], "one-hot"),
-    ):
-        message = harness.error_of(lambda labels=labels: function(PIXELS / 255, labels, verbose=0))
-        assert words in message
+# --- Every kind of data that Keras takes
+
+
+class PyData(keras.utils.PyDataset):
+    def __init__(self, images, labels, **options):
+        super().__init__(**options)
+        self.images, self.labels, self.ended = images, labels, 0
+
+    def __len__(self):
+        return len(self.images) // 8
+
+    def __getitem__(self, index):
+        rows = slice(8 * index, 8 * index + 8)
+        return self.images[rows], self.labels[rows]
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+
+def jax_arrays(images, labels):
+    jnp = pytest.importorskip("jax.numpy")
+    return jnp.asarray(images, "float32"), jnp.asarray(labels)
+
+
+def torch_tensors(images, labels):
+    torch = pytest.importorskip("torch")
+    return torch.tensor(images.astype("float32")), torch.tensor(labels)
+
+
+def tensorflow_tensors(images, labels):
+    tf = pytest.importorskip("tensorflow")
+    return tf.constant(images, "float32"), tf.constant(labels)
+
+
+def frames(images, labels):
+    pandas = pytest.importorskip("pandas")
+    return images, pandas.Series(labels) if labels.ndim == 1 else pandas.DataFrame(labels)
+
+
+def dataset(images, labels):
+    tf = pytest.importorskip("tensorflow")
+    return (tf.data.Dataset.from_tensor_slices((images, labels)).batch(8),)
+
+
+def data_loader(images, labels, **options):
+    torch = pytest.importorskip("torch")
+    tensors = torch.utils.data.TensorDataset(*torch_tensors(images, labels))
+    return (torch.utils.data.DataLoader(tensors, 8, **options),)
+
+
+def generator(images, labels):
+    data = PyData(images, labels)
+    return ((data[i] for i in range(len(data))),)
+
+
+KINDS = {
+    "NumPy": lambda *data: data,
+    "JAX": jax_arrays,
+    "torch": torch_tensors,
+    "TensorFlow": tensorflow_tensors,
+    "pandas": frames,
+    "tf.data": dataset,
+    "PyDataset": lambda *data: (PyData(*data),),
+    "PyDataset with threads": lambda *data: (PyData(*data, workers=2),),
+    "generator": generator,
+    "DataLoader": data_loader,
+}
+BATCHED = [kind for kind in KINDS if kind not in ("NumPy", "JAX", "torch", "TensorFlow", "pandas")]
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_range_in_every_kind_of_data(kind):
+    # TensorFlow traces labels with other numbers of axes badly, and a Series has two
+    model = compiled(**OF_PIXELS, name="of_series" if kind == "pandas" else None)
+    for images, expected in ((PIXELS, 0), (PIXELS / 255, 1)):
+        assert len(messages(model.evaluate, *KINDS[kind](images, LABELS))) == expected
+
+
+#: Classes of the network, loss, labels, words of the error.
+BINARY = keras.losses.BinaryCrossentropy(from_logits=True)
+TWO = LABELS % 2
+WRONG_LABELS = [
+    (10, LOGITS, LABELS + 1, "labels from 1 to 10"),
+    (10, LOGITS, LABELS - 1, "labels from -1 to 8"),
+    # the last label alone is wrong
+    (10, LOGITS, np.where(np.arange(N) == N - 1, 10, LABELS), "labels from 0 to 10"),
+    (10, LOGITS, np.eye(10, dtype=int)[LABELS], "one-hot"),
+    (1, BINARY, TWO + 1, "labels from 1 to 2"),
+    (1, LOGITS, TWO, "use keras.losses.BinaryCrossentropy(from_logits=True)"),
+    (10, BINARY, TWO, "labels of shape (examples, 10). Received: labels of shape ("),
+    (10, BINARY, np.eye(10, dtype=int)[LABELS] + 1, "labels from 1 to 2"),
+]
+
+
+@functools.cache
+def classifier(classes, loss, axes=1):
+    """A compiled network. TensorFlow traces labels with other numbers of axes badly."""
+    model = network(classes=classes)
+    model.compile("sgd", loss)
+    return model
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize(
+    ("classes", "loss", "labels", "words"), WRONG_LABELS, ids=range(len(WRONG_LABELS))
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_that_the_outputs_cannot_have(kind, classes, loss, labels, words):
+    model = classifier(classes, loss)
+    if kind in BATCHED:  # a message speaks of one batch
+        words = words.replace("labels from -1 to 8", "labels from -1 to ")
+        words = words.replace("labels from 1 to 10", "so labels must be 0 to 9")
+        words = words.replace("labels from 0 to 10", "so labels must be 0 to 9")
+    images = PIXELS.astype("float32") / 255
+    message = harness.error_of(lambda: model.evaluate(*KINDS[kind](images, labels), verbose=0))
+    assert words in message
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize(
+    ("classes", "loss", "labels"),
+    [
+        (10, LOGITS, LABELS),
+        (10, LOGITS, LABELS[:, None]),
+        (1, BINARY, TWO),
+        (1, BINARY, TWO[:, None] * 0.9 + 0.05),
+        (10, BINARY, np.eye(10)[LABELS]),
+        (10, "mse", np.eye(10)[LABELS] * 5),
+    ],
+    ids=range(6),
+)
+@pytest.mark.parametrize("kind", ["NumPy", *BATCHED])
+def test_labels_that_the_outputs_can_have(kind, classes, loss, labels):
+    images = PIXELS.astype("float32") / 255
+    steps = 4 if kind == "generator" else None  # Keras warns at the end of a generator
+    classifier(classes, loss, labels.ndim).evaluate(
+        *KINDS[kind](images, labels), steps=steps, verbose=0
+    )
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("deed", ["x", "validation"])
+def test_fit_refuses_them_too(deed):
+    wrong = KINDS["tf.data"](PIXELS / 255, LABELS + 1)[0]
+    right = KINDS["tf.data"](PIXELS / 255, LABELS)[0]
+    x, held_out = (wrong, right) if deed == "x" else (right, wrong)
+    model = classifier(10, LOGITS)
+    message = harness.error_of(
+        lambda: model.fit(x, validation_data=held_out, shuffle=False, verbose=0)
+    )
+    assert message.startswith("The network has 10 classes")
+    arrays = (PIXELS / 255, LABELS + 1)
+    message = harness.error_of(
+        lambda: model.fit(right, validation_data=arrays, shuffle=False, verbose=0)
+    )
+    assert message.startswith("The network has 10 classes")
+
+
+def test_arguments_by_position():
+    data = (PIXELS[:4] / 255, LABELS[:4])
+    history = classifier(10, LOGITS).fit(*data, 2, 1, 0, None, 0.0, data)
+    assert len(history.history["val_loss"]) == 1
+
+
+def test_a_py_dataset_is_told_of_epochs():
+    plain = keras.Sequential(
+        [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    plain.compile(loss="mse")
+    data, expected = PyData(PIXELS / 255, LABELS), PyData(PIXELS / 255, LABELS)
+    classifier(10, LOGITS).fit(data, epochs=2, verbose=0)
+    plain.fit(expected, epochs=2, verbose=0)
+    assert data.ended == expected.ended >= 2
+
+
+def test_a_data_loader_keeps_its_order():
+    torch = pytest.importorskip("torch")
+    expected, seen = (
+        [batch[1].tolist() for batch in loader]
+        for loader in (
+            data_loader(PIXELS, LABELS, shuffle=True, generator=torch.Generator().manual_seed(1))[
+                0
+            ],
+            kp.models.first_batch.Checks(kp.preprocessing.InputRange(125.0, 64.0)).watched(
+                data_loader(
+                    PIXELS, LABELS, shuffle=True, generator=torch.Generator().manual_seed(1)
+                )[0]
+            ),
+        )
+    )
+    assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "activation", "classes", "words"),
+    [
+        ("binary_crossentropy", None, 1, "classifier_activation='sigmoid'"),
+        (keras.losses.BinaryCrossentropy(), None, 5, "classifier_activation='sigmoid'"),
+        (keras.losses.CategoricalCrossentropy(), None, 5, "classifier_activation='softmax'"),
+        (BINARY, "sigmoid", 1, "returns probabilities"),
+        (BINARY, "softmax", 1, "always 1"),
+    ],
+    ids=harness.label,
+)
+def test_losses_that_do_not_fit_the_output(loss, activation, classes, words):
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        network(classes=classes, classifier_activation=activation).compile("sgd", loss)

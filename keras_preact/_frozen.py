@@ -1,0 +1,86 @@
+"""Frozen layers inside a layer. The configuration of a layer that makes its inner layers
+itself does not hold them.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import keras
+
+from keras_preact._paths import below
+
+
+class HoldsLayers(keras.Layer):
+    """Base class of layers that make layers. Their configuration holds the paths of the
+    frozen layers inside, as `frozen_layers`.
+    """
+
+    _frozen_layers: Collection[str] = ()
+
+    def freeze_inside_again(self) -> None:
+        """Freeze what the configuration says, at the end of `build`."""
+        freeze_inside(self, self._frozen_layers)
+
+    def get_config(self) -> dict[str, Any]:
+        paths = frozen_inside(self) if self.built else list(self._frozen_layers)
+        return super().get_config() | {"frozen_layers": paths}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]):
+        config = dict(config)
+        paths = config.pop("frozen_layers", ())
+        layer = super().from_config(config)
+        layer._frozen_layers = tuple(paths)
+        return layer
+
+
+def frozen_inside(layer: keras.Layer) -> list[str]:
+    """Return the paths of the frozen layers inside a built layer that is not frozen as a
+    whole. Layers without weights do not count.
+    """
+    if not layer.trainable:
+        return []
+    return sorted(path for path, inner in _inside(layer).items() if not inner.trainable)
+
+
+def freeze_inside(layer: keras.Layer, paths: Collection[str]) -> None:
+    """Freeze the layers of these paths inside a built layer.
+
+    Raises:
+        ValueError: for a path without a layer.
+    """
+    inside = _inside(layer)
+    if unknown := sorted(set(paths) - inside.keys()):
+        raise ValueError(
+            f"There is nothing to freeze at these paths inside {layer.name!r}. Received: "
+            f"{', '.join(unknown)}"
+        )
+    for path in paths:
+        inside[path].trainable = False
+
+
+def _inside(layer: keras.Layer) -> dict[str, keras.Layer]:
+    return {
+        below(layer, inner): inner
+        for inner in layer._flatten_layers(include_self=False)
+        if inner.path and inner.weights
+    }
+
+
+def check_frozen_together(units: Mapping[str, tuple[bool, Collection[str]]]) -> None:
+    """Check that the same layers of all units are frozen.
+
+    Args:
+        units: Name of each unit to whether it is trainable, and the paths of the frozen
+            layers inside it.
+    """
+    if len({trainable for trainable, _ in units.values()}) > 1:
+        frozen = ", ".join(name for name, (trainable, _) in units.items() if not trainable)
+        raise ValueError(f"Freeze all units of a stack, or none. Received: only {frozen} frozen")
+    expected = next(iter(units.values()))[1]
+    for name, (_, paths) in units.items():
+        if different := sorted(set(paths) ^ set(expected)):
+            raise ValueError(
+                "Freeze the same layers in all units of a stack. Received: not the same state of "
+                f"{', '.join(different)} in {next(iter(units))} and {name}"
+            )

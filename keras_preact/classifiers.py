@@ -1,0 +1,159 @@
+"""What the outputs of a classifier mean: logits or probabilities, of one class among many
+or of several classes at once. All other code asks here.
+"""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+#: Name of an activation to its function on a NumPy array of logits in float64.
+PROBABILITIES = {
+    "softmax": lambda x: (
+        (e := np.exp(x - x.max(axis=-1, keepdims=True))) / e.sum(axis=-1, keepdims=True)
+    ),
+    "sigmoid": lambda x: np.where(x >= 0, 1, np.exp(-np.abs(x))) / (1 + np.exp(-np.abs(x))),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """The outputs of a classifier.
+
+    Args:
+        count: Number of outputs.
+        activation: Function from logits to probabilities. `"softmax"`: an example has
+            one of `count` classes. `"sigmoid"`: with one output, the classifier is
+            binary; with several, an example has any of the classes.
+        are_logits: Whether the model returns logits.
+    """
+
+    count: int
+    activation: str
+    are_logits: bool
+
+    @property
+    def is_binary(self) -> bool:
+        return self.activation == "sigmoid" and self.count == 1
+
+    @property
+    def labels(self) -> str:
+        """The labels that fit, in words."""
+        if self.activation == "softmax":
+            return f"whole numbers, 0 to {self.count - 1}, one per example"
+        if self.is_binary:
+            return "0 or 1, one per example"
+        return f"0 or 1 for each of the {self.count} outputs: an array (examples, {self.count})"
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        return PROBABILITIES[self.activation](np.asarray(logits, "float64"))
+
+    def answers(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the answers to the outputs of the model: class numbers `(n,)`, or 0 and
+        1 as the labels have them, `(n,)` for a binary classifier, else `(n, count)`.
+        """
+        if self.activation == "softmax":
+            return outputs.argmax(axis=-1)
+        answers = (outputs > (0 if self.are_logits else 0.5)).astype(int)
+        return answers[:, 0] if self.is_binary else answers
+
+    def check_labels(self, labels: np.ndarray, argument: str = "labels") -> np.ndarray:
+        """Return labels in the shape of `answers`.
+
+        Raises:
+            ValueError: for labels that do not fit.
+        """
+        if self.is_binary and labels.ndim == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
+        single = self.activation == "softmax" or self.is_binary
+        shape = labels.shape[:1] if single else (*labels.shape[:1], self.count)
+        most = self.count - 1 if self.activation == "softmax" else 1
+        if labels.shape != shape:
+            hint = ""
+            if self.activation == "softmax" and labels.shape[1:] == (self.count,):
+                hint = ", which looks one-hot; pass `labels.argmax(axis=1)`"
+            raise ValueError(
+                f"`{argument}` of this model must be {self.labels}. Received: shape "
+                f"{labels.shape}{hint}"
+            )
+        is_number = labels.dtype.kind in "iufb"
+        if not is_number or labels.min() < 0 or labels.max() > most or (labels % 1).any():
+            values = f"{labels.min()} to {labels.max()}" if is_number else f"{labels.dtype}"
+            raise ValueError(
+                f"`{argument}` of this model must be {self.labels}. Received: labels from {values}"
+            )
+        return labels
+
+    def loss(self) -> keras.losses.Loss:
+        """Return the cross-entropy of the model's outputs and labels."""
+        if self.activation == "softmax":
+            return keras.losses.SparseCategoricalCrossentropy(from_logits=self.are_logits)
+        return keras.losses.BinaryCrossentropy(from_logits=self.are_logits)
+
+
+def outputs_of(model: keras.Model, operation: Any, count: int) -> Outputs:
+    """Return what the outputs of a model mean.
+
+    Without an activation they are logits: of a binary classifier if there is one, of
+    several classes at once if the model was compiled with a binary loss, else of one
+    class among many.
+
+    Args:
+        model: The model.
+        operation: The layer or operation that makes its output.
+        count: Number of outputs.
+    """
+    activation = activation_of(operation)
+    if activation in PROBABILITIES:
+        return Outputs(count, activation, are_logits=False)
+    return Outputs(count, activation_of_logits(count, getattr(model, "loss", None)), True)
+
+
+def activation_of_logits(count: int, loss: Any = None) -> str:
+    """Return the activation that turns logits into probabilities.
+
+    Args:
+        count: Number of logits.
+        loss: The loss of `compile`, if there is one.
+    """
+    return "sigmoid" if count == 1 or is_binary(loss) else "softmax"
+
+
+def activation_of(operation: Any) -> str:
+    """Return the name of the activation that ends a layer or operation: `"softmax"`,
+    `"sigmoid"`, `"linear"` for none, or `"other"`.
+    """
+    if isinstance(operation, keras.layers.Softmax):
+        return "softmax" if operation.axis in (-1, 1) else "other"
+    kind = type(operation).__name__.lower()
+    if kind in PROBABILITIES and getattr(operation, "axis", -1) in (-1, 1):
+        return kind  # an operation, such as keras.ops.sigmoid(x)
+    function = getattr(operation, "activation", None)
+    for name in ("softmax", "sigmoid", "linear"):
+        if function is getattr(keras.activations, name):
+            return name
+    return "linear" if isinstance(operation, keras.layers.Dense) and function is None else "other"
+
+
+def is_binary(loss: Any) -> bool:
+    """Whether a loss of `compile` is for outputs that are each a class of their own."""
+    loss = only_loss(loss)
+    return loss is not None and _name_of(loss).startswith("binary")
+
+
+def only_loss(loss: Any) -> Any:
+    """Return the loss of `compile`, if it is the only one."""
+    leaves = keras.tree.flatten(loss)
+    return keras.losses.get(leaves[0]) if len(leaves) == 1 else None
+
+
+def is_sparse(loss: Any) -> bool:
+    """Whether a loss of `compile` takes class numbers, without one that it ignores."""
+    loss = only_loss(loss)
+    ignores = getattr(loss, "ignore_class", None) is not None
+    return loss is not None and _name_of(loss) == "sparsecategoricalcrossentropy" and not ignores
+
+
+def _name_of(loss: Any) -> str:
+    return getattr(loss, "__name__", type(loss).__name__).replace("_", "").lower()
