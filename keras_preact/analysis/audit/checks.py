@@ -36,7 +36,7 @@ CHECKS: tuple[Check, ...] = (
         order.branch_order,
         "share of units not pre-activated",
         Limits((0, 0), (0, 1)),
-        "Full pre-activation (normalisation, activation, weight) trains best and regularises most.",
+        "Full pre-activation (normalisation, activation, weight) is the best order in the paper.",
         "Put a normalisation, then an activation, right before each weight layer of the branch. "
         "In a transformer, put a normalisation at the start of the branch.",
         f"{PAPER}, Fig. 4 and Table 2",

@@ -17,10 +17,6 @@ from keras_preact.graph import Addition
 #: Recommended orders of a branch: in residual networks and in transformers.
 RECOMMENDED = ("full_preactivation", "pre_norm")
 
-#: Post-activation trains well with fewer weight layers than the first number. It hardly trains with
-#: the second number or more.
-POST_ACTIVATION_DEPTHS = (50, 200)
-
 #: Largest healthy mean of a normalised input.
 MEAN_LIMIT = 0.5
 
@@ -70,13 +66,12 @@ def identity_path(check: Check, network: Network) -> AuditFinding:
         detail += f" In {broken[0]}: {listed(path, 3)}."
         others = f", and likewise the layers on the shortcuts of {listed(broken[1:], 3)}"
         advice = f"Take {listed(path, 3)} off the shortcut{others if broken[1:] else ''}."
-    # Networks with an activation, or transformers with a normalisation, after every addition train
-    # well unless they are very deep. Beside a normalisation in the branch, both are mistakes.
+    # Networks with an activation, or transformers with a normalisation, after every addition are
+    # designs that train. Beside a normalisation in the branch, both are mistakes.
     roles = [set(network.roles(units[name].path)) for name in broken]
     is_design = network.usual_arrangement == "post_norm" or not _activated_twice(network)
     is_bearable = is_design and all(on_path in ({"activation"}, {"norm"}) for on_path in roles)
     is_bearable &= network.per_token or {"norm"} not in roles
-    is_bearable &= network.depth < POST_ACTIVATION_DEPTHS[1]
     status = Status.WARN if is_bearable else Status.FAIL
     return check.finding(status, change[broken[0]], broken, detail + exemption, advice)
 
@@ -110,12 +105,12 @@ def activation_after_addition(check: Check, network: Network) -> AuditFinding:
     names = largest_first(shares)
     units = [unit for unit in network.units if unit.name in shares]
     mean = float(np.mean(list(shares.values())))
-    fine, most = POST_ACTIVATION_DEPTHS
     detail = (
         f"In {count(len(shares), 'unit')}, the shortcut starts after an activation (such as "
         f"{network.graph.steps[activations[names[0]]].name}), which changes {mean:.1%} of the "
-        f"values on average. With fewer than {fine} weight layers such networks still train well; "
-        f"from {most} on they hardly train. This one has {network.depth}."
+        "values on average. Such networks train, but in the paper full pre-activation has a lower "
+        "error, and the gain grows with the depth: from 6.61 to 6.37 % with 110 weight layers, "
+        f"from 7.61 to 4.92 % with 1,001 (Table 3). This one has {network.depth}."
     )
     if mistakes := [
         activations[u.name] for u in _activated_twice(network) if u.name in activations
@@ -132,8 +127,7 @@ def activation_after_addition(check: Check, network: Network) -> AuditFinding:
         )
     are_pairs = all(network.order(unit.shared) == ["norm", "activation"] for unit in units)
     advice = _start_earlier(network, units) if are_pairs else ""
-    status = Status.WARN if network.depth < most else Status.FAIL
-    return check.finding(status, mean, names, detail, advice)
+    return check.finding(Status.WARN, mean, names, detail, advice)
 
 
 def _start_earlier(network: Network, units: Iterable[Addition]) -> str:
