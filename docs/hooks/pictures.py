@@ -26,7 +26,7 @@ import keras_preact as kp
 from keras_preact.analysis import figures
 from keras_preact.analysis.figures import style
 from keras_preact.analysis.figures.diagrams import draw_diagram, in_words
-from training.reproduce import pictures, results
+from training.reproduce import pictures, report, results
 
 ROOT = Path(__file__).parents[2]
 #: Blocks to draw, each with an arrangement.
@@ -54,10 +54,9 @@ def front(folder: Path = ROOT / "results"):
     trials = results.groups(results.read(folder))
     figure = style.new_figure(8.0, 5.2)
     left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])
-    best = min(HUES, key=lambda name: _final(trials[_trial(name)]))
     titles = (
         f"{len(kp.ARRANGEMENTS)} arrangements of the residual unit",
-        f"Lower test error: {in_words(best)}",
+        _verdict({name: trials[_trial(name)] for name in HUES}),
     )
     for half, title in zip((left, right), titles, strict=True):
         half.suptitle(title, x=0.03, ha="left", fontsize=style.TITLE, color=style.INK)
@@ -70,6 +69,18 @@ def front(folder: Path = ROOT / "results"):
         )
     _errors(right.subplots(), {name: trials[_trial(name)] for name in HUES})
     return figure
+
+
+def _verdict(trials: dict[str, Sequence[results.Record]]) -> str:
+    """Return which of two trials has the lower errors, if the rank test of the report says
+    so.
+    """
+    (one, first), (other, second) = trials.items()
+    errors = ([record.error for record in results.largest(each)] for each in (first, second))
+    sign = report.difference(*errors)
+    if not sign:
+        return "Test errors: no clear difference"
+    return f"Lower test error: {in_words(one if sign < 0 else other)}"
 
 
 def _trial(arrangement: str) -> str:

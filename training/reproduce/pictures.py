@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_preact.analysis.figures import style
 
-from .results import Record
+from .results import Record, largest
 from .rows import Figure
 
 #: Name of a trial to its runs.
@@ -64,7 +64,8 @@ def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
 
 def curves(figure: Figure, groups: Groups, path: Path) -> None:
     """Draw training curves: test error solid, training loss dashed, medians with the
-    range of the runs. A test error that is measured once is a point.
+    range of the runs. A test error that is measured once is a point. If runs of a trial
+    were on different devices, or of different lengths, the largest group is drawn.
 
     Args:
         figure: A figure with at least one measured panel.
@@ -82,9 +83,10 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
     grid = list(picture.subplots(rows, columns, squeeze=False).flat)
     names = dict.fromkeys(name for trials in panels.values() for name in trials)
     colours = {name: style.colour(i) for i, name in enumerate(names)}
-    top = _top([groups[name] for name in names])
+    drawn = {name: largest(groups[name]) for name in names}
+    top = _top(list(drawn.values()))
     for axes, (title, trials) in zip(grid, panels.items(), strict=False):
-        _panel(axes, title, {colours[name]: groups[name] for name in trials})
+        _panel(axes, title, {colours[name]: drawn[name] for name in trials})
         axes.set_ylim(0, top)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()

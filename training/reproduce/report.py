@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,26 +16,28 @@ from .. import cli, runs
 from ..terminal import duration, markdown
 from . import depth, pictures, results
 from .pictures import Groups
-from .results import RESULTS, Record
+from .results import RESULTS, Record, Setting, by_setting
 from .rows import FIGURES, TABLES, Row, Table
 
 #: The paper's "fail": a test error in percent above this.
 FAIL = 20.0
-#: Test error of a run that diverged, for the comparison of means.
-DIVERGED = 100.0
-#: Confidence level of "higher" and "lower".
-LEVEL = 0.95
+#: Chance that two equal rows look different, of "higher" and "lower".
+LEVEL = 0.05
+#: Largest number of ways to divide the runs of two rows for which the p-value is exact.
+EXACT = 200_000
 NOTHING = "-"
 
 READING = """Published numbers are test errors in percent, medians of 5 runs unless noted. Our \
 numbers are from the last iteration, not from the best one: the median of n runs, and in brackets \
-the smallest and the largest. A run that diverged counts as larger than every number.
+the smallest and the largest. A run that diverged counts as larger than every number. Runs on \
+different devices, or of different lengths, are different lines.
 
-The last column compares a row with the original units and identity shortcuts: its mean is \
-*higher* or *lower* if the 95 % interval for the difference (Welch) excludes 0, *open* otherwise. \
-A run that diverged counts as an error of 100 %. The pairs of rows below a table are compared in \
-the same way; `>` says which row has the higher error. If two rows are equal, the chance that \
-they look different is one in 20.
+The last column compares a row with the original units and identity shortcuts on the same device: \
+its errors are *higher* or *lower* if the rank test of Mann and Whitney says so (two-sided, exact, \
+p < 0.05), *open* otherwise. This test compares what medians show, and a single run of ten does \
+not decide it. Few runs stay open: it takes four against four, or three against five. The pairs \
+of rows below a table are compared in the same way; `>` says which row has the higher errors. If \
+two rows are equal, the chance that they look different is one in 20.
 
 On the same kind of CPU, a run repeats to the bit. Another kind of CPU rounds differently: after \
 about ten iterations, the curves of the same seed differ. The time of a run is wall-clock time: it \
@@ -122,11 +125,36 @@ def _section(name: str, table: Table, groups: Groups) -> list[str]:
     return parts
 
 
+class Line(NamedTuple):
+    """A line of a table: the runs of a row that may be averaged."""
+
+    label: str
+    row: Row
+    setting: Setting
+    records: Sequence[Record]
+
+
+def lines_of(table: Table, groups: Groups) -> list[Line]:
+    """Return the lines of the measured rows of a table."""
+    lines = []
+    for row in table.rows:
+        found = by_setting(groups.get(row.trial.name, ()))
+        devices = collections.Counter(setting.device for setting in found)
+        for setting, records in found.items():
+            label = row.label
+            if len(devices) > 1:
+                label += f", on {setting.device}"
+            if devices[setting.device] > 1:
+                label += f", {setting.iterations:,} iterations"
+            lines.append(Line(label, row, setting, records))
+    return lines
+
+
 def table_text(table: Table, groups: Groups) -> str:
     """Return the measured rows of a table of the report as Markdown."""
-    rows = [row for row in table.rows if groups.get(row.trial.name)]
-    measured = [groups[row.trial.name] for row in rows]
-    columns = {"row": [row.label for row in rows]}
+    lines = lines_of(table, groups)
+    rows, measured = [line.row for line in lines], [line.records for line in lines]
+    columns = {"row": [line.label for line in lines]}
     if any(row.published for row in rows):
         heading = ", ".join(filter(None, ["published", table.unlike]))
         columns[heading] = [_published(row) for row in rows]
@@ -136,10 +164,8 @@ def table_text(table: Table, groups: Groups) -> str:
     if any("flip_shift" in row.trial.views for row in rows):
         columns["test error, 6 views"] = [_six_views(records) for records in measured]
     columns["n"] = [str(len(records)) for records in measured]
-    columns["time per run"] = [
-        duration(statistics.median(map(_seconds, records))) for records in measured
-    ]
-    compared = [against(table, row, groups) for row in rows]
+    columns["time per run"] = [_times(records) for records in measured]
+    compared = [against(table, line, groups) for line in lines]
     if set(compared) != {NOTHING}:
         columns["against the original"] = compared
     return markdown([list(columns), *map(list, zip(*columns.values(), strict=True))])
@@ -185,17 +211,32 @@ def _seconds(record: Record) -> float:
     return record.cost["seconds"] / record.cost.get("together", 1)
 
 
-def against(table: Table, row: Row, groups: Groups) -> str:
-    """Return how the test errors of a row compare with the errors of its baseline, and
-    whether the published errors agree.
+def _times(records: Sequence[Record]) -> str:
+    """Return the median time of the runs on each machine."""
+    times: dict[str, list[float]] = {}
+    for record in records:
+        times.setdefault(_machine(record), []).append(_seconds(record))
+    medians = {name: duration(statistics.median(each)) for name, each in sorted(times.items())}
+    if len(set(medians.values())) == 1:
+        return next(iter(medians.values()))
+    return "; ".join(f"{text} on {name}" for name, text in medians.items())
+
+
+def _machine(record: Record) -> str:
+    name, cpu = record.device["name"], record.device.get("cpu")
+    return f"CPU ({cpu})" if name == "CPU" else name
+
+
+def against(table: Table, line: Line, groups: Groups) -> str:
+    """Return how the test errors of a line compare with the errors of its baseline on the
+    same device, and whether the published errors agree.
     """
-    measured, others = (
-        [record.error for record in groups.get(name, ())]
-        for name in (row.trial.name, row.baseline or "")
-    )
-    if not measured or not others:
+    row = line.row
+    baselines = by_setting(groups.get(row.baseline or "", ()))
+    fitting = [records for setting, records in baselines.items() if setting.fits(line.setting)]
+    if not fitting:
         return NOTHING
-    ours = difference(measured, others)
+    ours = difference(*([record.error for record in each] for each in (line.records, fitting[0])))
     if not ours:
         return "open"
     words = "higher" if ours > 0 else "lower"
@@ -208,31 +249,30 @@ def against(table: Table, row: Row, groups: Groups) -> str:
 
 
 def order(table: Table, groups: Groups) -> str:
-    """Return how many pairs of rows have the order of their published errors, and which
-    have the opposite order. A pair has one network; two published fails have no order.
-    An empty string if no pair was measured.
+    """Return how many pairs of lines have the order of their published errors, and which
+    have the opposite order. A pair has one network and one setting; two published fails
+    have no order. An empty string if no pair was measured.
     """
-    rows = [
-        (row.label, row.published, [record.error for record in groups[row.trial.name]])
-        for row in table.rows
-        if row.published and groups.get(row.trial.name)
-    ]
     lower: list[bool] = []
     signs: list[int] = []
     opposite: dict[str, list[str]] = {}
-    for (label, better, errors), (other, worse, others) in itertools.permutations(rows, 2):
+    for one, other in itertools.permutations(lines_of(table, groups), 2):
+        better, worse = one.row.published, other.row.published
+        if better is None or worse is None or not one.setting.fits(other.setting):
+            continue
         one_network = (better.network, better.dataset) == (worse.network, worse.dataset)
         if not one_network or _number(better.error) >= _number(worse.error):
             continue
+        errors, others = ([record.error for record in line.records] for line in (one, other))
         lower.append(_median(errors) < _median(others))
         signs.append(difference(errors, others))
         if signs[-1] > 0:
-            opposite.setdefault(label, []).append(other)
+            opposite.setdefault(one.label, []).append(other.label)
     if not signs:
         return ""
     text = (
         f"{sum(lower)} of {len(lower)} pairs of rows have the published order: the row with the "
-        "lower published error has the lower median. By the means (Welch), the order is as "
+        "lower published error has the lower median. By the rank test, the order is as "
         f"published for {signs.count(-1)} pairs, opposite for {signs.count(1)}, and open for "
         f"{signs.count(0)}."
     )
@@ -250,32 +290,33 @@ def _median(errors: Sequence[float | None]) -> float:
 
 
 def difference(errors: Sequence[float | None], others: Sequence[float | None]) -> int:
-    """Return -1 if the mean of `errors` is significantly lower than the mean of `others`,
-    1 if it is significantly higher, else 0.
+    """Return -1 if `errors` are significantly lower than `others`, 1 if they are
+    significantly higher, else 0: by the rank test of Mann and Whitney, two-sided. A run that
+    diverged is larger than every number.
 
-    The difference is significant if Welch's interval for the difference of the means
-    excludes 0, that is, if the p-value of his test is below 1 - `LEVEL`.
+    The p-value is exact, also for equal numbers, for up to 10 runs each.
     """
     from scipy import stats
 
-    a, b = (
-        np.array([DIVERGED if error is None else error for error in each])
-        for each in (errors, others)
-    )
-    if min(len(a), len(b)) < 2 or not (a.std() or b.std()):
+    a, b = ([_number(error) for error in each] for each in (errors, others))
+    if not a or not b:
         return 0
-    a_and_b = (number for each in (a, b) for number in (each.mean(), each.std(ddof=1), len(each)))
-    welch = stats.ttest_ind_from_stats(*a_and_b, equal_var=False)
-    return int(np.sign(welch.statistic)) if welch.pvalue < 1 - LEVEL else 0
+    ranks = stats.rankdata([*a, *b])
+    expected = len(a) * (len(ranks) + 1) / 2
+    shift = ranks[: len(a)].sum() - expected
+    if math.comb(len(ranks), len(a)) <= EXACT:
+        sums = np.array([sum(each) for each in itertools.combinations(ranks, len(a))])
+        chance = float(np.mean(np.abs(sums - expected) >= abs(shift) - 1e-9))
+    else:
+        chance = stats.mannwhitneyu(a, b, method="asymptotic").pvalue
+    return int(np.sign(shift)) if chance < LEVEL else 0
 
 
 def _made_on(records: Sequence[Record]) -> str:
     """Return how many runs each device made in each precision, and their time."""
     made: Mapping[tuple[str, str], list[float]] = collections.defaultdict(list)
     for record in records:
-        name, cpu = record.device["name"], record.device.get("cpu")
-        device = f"CPU ({cpu})" if name == "CPU" else name
-        made[device, record.config["model"]["dtype"]].append(_seconds(record))
+        made[_machine(record), record.config["model"]["dtype"]].append(_seconds(record))
     texts = [
         f"{len(times)} run{'s' * (len(times) > 1)} on {device} in {dtype}, "
         f"{duration(sum(times))} in all"

@@ -4,7 +4,7 @@ together.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,50 @@ def groups(records: Iterable[Record]) -> dict[str, list[Record]]:
         for other in others:
             check_same(first, from_json(Config, other.config), other.data)
     return runs_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What the runs of one number of a table share: the device, and the iterations.
+
+    Args:
+        device: `"CPU"`, or the name of an accelerator.
+        iterations: Number of iterations of the runs that did not diverge; 0 if all did.
+    """
+
+    device: str
+    iterations: int
+
+    def fits(self, other: "Setting") -> bool:
+        """Whether runs of both can be compared. A run that diverged fits every length."""
+        lengths = {self.iterations, other.iterations} - {0}
+        return self.device == other.device and len(lengths) < 2
+
+
+def by_setting(records: Iterable[Record]) -> dict[Setting, list[Record]]:
+    """Return the runs of a trial in groups that may be averaged, the largest first. A run
+    that diverged ended early: it counts with the other runs on its device.
+    """
+    found: dict[Setting, list[Record]] = {}
+    diverged = []
+    for record in records:
+        if record.error is None:
+            diverged.append(record)
+        else:
+            setting = Setting(record.device["name"], record.curves["iteration"][-1])
+            found.setdefault(setting, []).append(record)
+    for record in diverged:
+        device = record.device["name"]
+        own = [setting for setting in found if setting.device == device]
+        setting = max(own, key=lambda each: len(found[each]), default=Setting(device, 0))
+        found.setdefault(setting, []).append(record)
+    order = sorted(found, key=lambda each: (-len(found[each]), each.device, each.iterations))
+    return {setting: found[setting] for setting in order}
+
+
+def largest(records: Sequence[Record]) -> list[Record]:
+    """Return the largest group of runs of a trial that may be averaged."""
+    return next(iter(by_setting(records).values()), [])
 
 
 def check_same(record: Record, config: Config, data: Mapping[str, Any]) -> None:

@@ -37,20 +37,58 @@ def rows(text: str) -> dict[str, dict[str, str]]:
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        ([1, 2, 3], [11, 12, 13], -1),
-        # Student's for equal spreads: the means must be 2.776445 * sqrt(2 / 3) = 2.2670 apart
-        ([1, 2, 3], [3.266, 4.266, 5.266], 0),
-        ([1, 2, 3], [3.268, 4.268, 5.268], -1),
+        ([1, 2, 3, 4], [5, 6, 7, 8], -1),  # 2 of 70 divisions are as extreme: p = 0.029
+        ([1, 2, 3], [5, 6, 7], 0),  # 2 of 20: p = 0.1
+        ([1, 2, 3], [5, 6, 7, 8, 9], -1),  # 2 of 56: p = 0.036
+        ([1, 2, 3, 6], [5, 7, 8, 9], 0),  # 4 of 70: p = 0.057
         ([1], [50, 51], 0),
-        ([1, 1], [50, 50], 0),  # equal numbers have no spread to estimate an interval from
-        ([5, 6, 7], [None, None, None], -1),
-        ([5, 6, 7], [6, None, 6], 0),
+        ([1, 1, 1, 1], [50, 50, 50, 50], -1),
+        ([1, 1, 1, 1], [1, 1, 1, 1], 0),
+        ([5, 6, 7, 8], [None] * 4, -1),
+        ([5, 6, 7, 8], [6, None, 6, 9], 0),
         ([None] * 5, [None] * 5, 0),
+        # one run of ten does not decide, as it does for the means
+        ([2.6] * 9 + [2.7], [4.7] * 9 + [43.6], -1),
+        (list(range(30)), list(range(20, 50)), -1),  # too many divisions: the normal distribution
     ],
 )
 def test_clear_differences(one, other, expected):
     assert difference(one, other) == expected
     assert difference(other, one) == -expected
+
+
+def test_the_rank_test_is_scipys():
+    """Without equal numbers, SciPy has exact p-values too."""
+    from scipy import stats
+
+    draw = np.random.default_rng(0)
+    for n, m in ((4, 4), (3, 6), (5, 8), (10, 10)):
+        for shift in (0.0, 0.8, 1.6):
+            a, b = draw.normal(size=n).tolist(), (draw.normal(size=m) + shift).tolist()
+            expected = stats.mannwhitneyu(a, b, method="exact").pvalue < 0.05
+            assert bool(difference(a, b)) == expected
+
+
+def test_devices_and_lengths_are_not_averaged(tmp_path):
+    for seed, (device, error, errors) in enumerate(
+        [
+            ("CPU", 6.0, [9.0, 6.0]),
+            ("CPU", 6.2, [9.0, 6.2]),
+            ("CPU", None, [9.0, None]),  # it counts with the others on its device
+            ("CPU", 5.0, [9.0, 7.0, 5.0]),
+            ("NVIDIA H200", 7.0, [9.0, 7.0]),
+        ]
+    ):
+        results.write(tmp_path, record(FULL, seed, error, errors=errors, device=device))
+    write(tmp_path, ORIGINAL, [8.0], device="NVIDIA H200")
+    found = rows(section(tmp_path, "table2"))
+    name = "ResNet-110, full_preactivation, on"
+    assert {label: (row["test error"], row["n"]) for label, row in found.items()} == {
+        "ResNet-110, original": ("8.00", "1"),
+        f"{name} CPU, 20 iterations": ("6.20 (6.00 to diverged)", "3"),
+        f"{name} CPU, 30 iterations": ("5.00", "1"),
+        f"{name} NVIDIA H200": ("7.00", "1"),
+    }
 
 
 def test_row(tmp_path):
@@ -87,10 +125,10 @@ def test_against_the_original(tmp_path):
     pre-activation 6.71, ReLU before addition 7.84, BN after addition 8.17.
     """
     name = "cifar10/resnet110-{}".format
-    write(tmp_path, name("original"), [9.3, 9.4, 9.5])
-    write(tmp_path, name("full_preactivation"), [6.3, 6.4, 6.5])
-    write(tmp_path, name("relu_only_preactivation"), [7.1, 7.2, 7.3])
-    write(tmp_path, name("relu_before_addition"), [12.0, 12.1, 12.2])
+    write(tmp_path, name("original"), [9.3, 9.4, 9.5, 9.6])
+    write(tmp_path, name("full_preactivation"), [6.3, 6.4, 6.5, 6.6])
+    write(tmp_path, name("relu_only_preactivation"), [7.1, 7.2, 7.3, 7.4])
+    write(tmp_path, name("relu_before_addition"), [12.0, 12.1, 12.2, 12.3])
     write(tmp_path, name("bn_after_addition"), [9.4])
     write(tmp_path, "cifar10/resnet164-full_preactivation", [5.4, 5.5, 5.6])
     text = section(tmp_path, "table2")
@@ -107,16 +145,16 @@ def test_against_the_original(tmp_path):
         "ResNet-164, full_preactivation": "-",  # the original was not measured
     }
     # nothing is published for these, and the original is in another table
-    write(tmp_path, "cifar10/resnet20-original", [8.7, 8.8, 8.9])
-    write(tmp_path, "cifar10/resnet20-full_preactivation", [7.7, 7.8, 7.9])
+    write(tmp_path, "cifar10/resnet20-original", [8.6, 8.7, 8.8, 8.9])
+    write(tmp_path, "cifar10/resnet20-full_preactivation", [7.6, 7.7, 7.8, 7.9])
     [own] = rows(section(tmp_path, "preact")).values()
     assert own["against the original"] == "lower"
 
 
 def test_a_published_failure_is_higher_than_every_number(tmp_path):
-    write(tmp_path, ORIGINAL, [6.5, 6.6, 6.7])
-    write(tmp_path, "cifar10/resnet110-original-none", [30.0, 31.0, 32.0])
-    write(tmp_path, "cifar10/resnet110-original-dropout", [5.5, 5.6, 5.7])
+    write(tmp_path, ORIGINAL, [6.5, 6.6, 6.7, 6.8])
+    write(tmp_path, "cifar10/resnet110-original-none", [30.0, 31.0, 32.0, 33.0])
+    write(tmp_path, "cifar10/resnet110-original-dropout", [5.4, 5.5, 5.6, 5.7])
     text = section(tmp_path, "table1")
     assert "\n1 of 2 pairs of rows have the published order: " in text  # two fails are no pair
     found = rows(text)
