@@ -52,9 +52,16 @@ class Range:
         """Return a mask of the `values` that are `"below"` or `"above"` the range by
         its margin. NaN is neither.
         """
-        if side == "below":
-            return values < (self.low / self.margin if self.low > 0 else self.low * self.margin)
-        return values > (self.high * self.margin if self.high > 0 else self.high / self.margin)
+        low, high = self.silent
+        return values < low if side == "below" else values > high
+
+    @property
+    def silent(self) -> tuple[float, float]:
+        """The bounds beyond which there is a message: the range with its margin."""
+        return (
+            self.low / self.margin if self.low > 0 else self.low * self.margin,
+            self.high * self.margin if self.high > 0 else self.high / self.margin,
+        )
 
     def healthy(self, side: str, unit: float = 1.0) -> str:
         """Return the bound on a side in words, divided by `unit`."""

@@ -22,7 +22,7 @@ SHOWN_BY = {check: name for name, row in TEXTS.items() for check in row.get("sho
 MAIN = "gradient_norms"
 #: Status of an audit to what the page says first.
 VERDICTS = {
-    "PASS": "This network is sound",
+    "PASS": "No check found a mistake",
     "WARN": "This network has weak points",
     "FAIL": "This network has a fault",
 }

@@ -209,7 +209,8 @@ def training_health(table: Columns) -> Any:
         axes.set_xlabel("Update")
         axes.tick_params(labelbottom=True)
     handles = {line.get_label(): line for axes in panels for line in axes.lines}
-    style.legend(figure, handles | {"healthy range": panels[0].patches[0]})
+    spans = dict(zip(("healthy range", "no message"), panels[0].patches, strict=True))
+    style.legend(figure, handles | spans)
     return figure
 
 
@@ -251,10 +252,11 @@ def _spread(values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _shade(axes, healthy: Range, values: np.ndarray) -> None:
-    """Shade a healthy range. The axes show the values and its nearer end."""
-    axes.axhspan(
-        healthy.low, healthy.high, color=style.COLOURS[2], alpha=0.15, zorder=0, linewidth=0
-    )
+    """Shade a healthy range, and lighter the margin in which there is no message. The axes
+    show the values and the nearer end of the range.
+    """
+    for (low, high), alpha in (((healthy.low, healthy.high), 0.15), (healthy.silent, 0.07)):
+        axes.axhspan(low, high, color=style.COLOURS[2], alpha=alpha, zorder=0, linewidth=0)
     is_log = axes.get_yscale() == "log"
     finite = values[np.isfinite(values) & ((values > 0) | (not is_log))]
     if not finite.size:
