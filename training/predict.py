@@ -14,6 +14,7 @@ import numpy as np
 import tyro
 
 from . import cli
+from .without_keras import networks_left_out
 
 
 def predict(
@@ -69,8 +70,6 @@ def version_path(model: Path, version: int | None) -> Path:
         raise cli.UserError(
             f"{model} is a run. Export it first: {cli.command('export')} {model} --name NAME"
         )
-    if (model / "saved_model.pb").is_file() and version in (None, int(model.name)):
-        return model
     if not model.is_dir():
         others = sorted(str(card.parent) for card in model.parent.glob("*/model_card.json"))
         hint = (
@@ -79,19 +78,28 @@ def version_path(model: Path, version: int | None) -> Path:
             else f"{cli.command('export')} writes one."
         )
         raise cli.UserError(f"There is no exported model {model}. {hint}")
-    versions = sorted(int(entry.name) for entry in model.iterdir() if entry.name.isdecimal())
-    if inside := sorted(str(card.parent) for card in model.glob("*/model_card.json")):
-        raise cli.UserError(f"{model} holds exported models. Name one: {', '.join(inside)}.")
-    if not versions:
+    with networks_left_out():
+        from keras_preact.export import versions
+    found = versions.layout(model)
+    if found.models:
+        inside = ", ".join(map(str, found.models))
+        raise cli.UserError(f"{model} holds exported models. Name one: {inside}.")
+    if not found.versions and (model / versions.GRAPH).is_file():
+        # a version itself, perhaps under the name of a link to it
+        own = {versions.number_of(path.name) for path in (model.absolute(), model.resolve())}
+        if version is None or version in own:
+            return model
         raise cli.UserError(
-            f"{model} is not an exported model: it has no version, which is a folder named by a "
-            "number."
+            f"{model} is itself a version, but not version {version}. Omit --version, or name the "
+            "folder above it."
         )
-    if version is not None and version not in versions:
+    if not found.versions:
+        raise cli.UserError(f"{model} is not an exported model. {found.problem}")
+    if version is not None and version not in found.versions:
         raise cli.UserError(
-            f"{model} has no version {version}. It has: {', '.join(map(str, versions))}."
+            f"{model} has no version {version}. It has: {', '.join(map(str, found.versions))}."
         )
-    return model / str(version or versions[-1])
+    return found.versions[max(found.versions) if version is None else version]
 
 
 def read_card(path: Path) -> dict[str, Any]:

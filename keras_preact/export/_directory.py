@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from keras_preact import _checks, atomic
+from keras_preact.export import versions
 
 CARD = "model_card.json"
 #: The card of a version, in the version's folder.
@@ -21,14 +22,8 @@ OWN_CARD = Path("assets.extra") / CARD
 INT8 = Path("assets.extra") / "int8.xml"
 
 
-def versions(directory: Path) -> set[int]:
-    """Return the numbers of the versions in `directory`."""
-    entries = directory.iterdir() if directory.is_dir() else ()
-    return {int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdecimal()}
-
-
 def next_version(directory: Path) -> int:
-    return max(versions(directory), default=0) + 1
+    return max(versions.numbered(directory), default=0) + 1
 
 
 def check_version(directory: Path, version: int | None) -> None:
@@ -38,14 +33,18 @@ def check_version(directory: Path, version: int | None) -> None:
             "`directory` must be a folder, or a path that does not exist yet. Received: "
             f"{directory}, a file"
         )
-    if version is None:
-        return
-    _checks.positive_int(version, "version")
-    if version in versions(directory):
+    following = next_version(directory)
+    if version is not None:
+        _checks.positive_int(version, "version")
+    if (following if version is None else version) > versions.HIGHEST:
+        raise ValueError(
+            f"`version` must be at most {versions.HIGHEST}. Received: version={version}; the next "
+            f"free version of {directory} is {following}"
+        )
+    if version in versions.numbered(directory):
         raise ValueError(
             f"{directory} has a version {version}, and a version is never overwritten. The "
-            f"next free one is {next_version(directory)}; version=None takes it. Received: "
-            f"version={version}"
+            f"next free one is {following}; version=None takes it. Received: version={version}"
         )
 
 
@@ -58,7 +57,7 @@ def workshop(directory: Path) -> Iterator[Path]:
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".export-", dir=directory))
+        temporary = Path(tempfile.mkdtemp(prefix=versions.BUILT, dir=directory))
         try:
             yield temporary
         finally:
@@ -102,7 +101,7 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
             continue  # another process took the number just now
         break
     try:
-        if number == max(versions(directory)):
+        if number == max(versions.numbered(directory)):
             (temporary / CARD).replace(directory / CARD)
         atomic.sync(directory)
     except BaseException:

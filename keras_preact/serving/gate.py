@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from keras_preact.export.versions import HIGHEST, number_of
 from keras_preact.serving.batching import Outputs
 from keras_preact.serving.errors import NotFound, RequestError, TooBusy, TooLarge, Unavailable
 from keras_preact.serving.metrics import Metrics
@@ -316,11 +317,13 @@ def version_of(request: Request) -> int | None:
     text = request.path_params.get("version")
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+    version = number_of(text)
+    if version is None:
         raise RequestError(
-            f"A version must be a whole number, such as 1 or 2. Received: {shortened(text)!r}"
+            f"A version must be a whole number, such as 1 or 2, at most {HIGHEST}. Received: "
+            f"{shortened(text)!r}"
         )
-    return int(text)
+    return version
 
 
 def json_response(content: Any, status: int = 200, headers: Any = None) -> Response:

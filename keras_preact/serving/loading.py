@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_preact.export import _directory
+from keras_preact.export.versions import number_of
 from keras_preact.preprocessing import InputRange
 from keras_preact.serving import engines
 from keras_preact.serving.batching import Batcher, ComputationError
@@ -40,7 +41,9 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
         LoadError: if its files are wrong; the message is a sentence without a path.
         Exception: of another class, if a library cannot load or compute the model.
     """
-    labels = path.parent.name, path.name
+    version = number_of(path.name)
+    assert version is not None
+    labels = path.parent.name, str(version)
     name, card_file = _directory.OWN_CARD.as_posix(), path / _directory.OWN_CARD
     if not card_file.is_file():  # a read of a pipe or a device may never end
         raise LoadError(
@@ -70,7 +73,7 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
 
     servable = Servable(
         name=path.parent.name,
-        version=int(path.name),
+        version=version,
         classes=classes,
         top_k=top_k,
         signatures=signatures,

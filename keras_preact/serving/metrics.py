@@ -87,9 +87,9 @@ class _Scrape(Collector):
             available.add_metric([name], len(repository.available(name)))
         problems = GaugeMetricFamily(
             "keras_preact_model_problems",
-            "Versions that should be served but fail to load or do not exist, and 1 more if the "
-            "folder or version_policy.json cannot be read; the log says why. `model`: empty for "
-            "the folder of all models.",
+            "Versions that should be served but fail to load or do not exist, and 1 more each if "
+            "the folder or version_policy.json cannot be read, and if the folder has no versions; "
+            "the log says why. `model`: empty for the folder of all models.",
             labels=["model"],
         )
         for name, number in repository.problems().items():

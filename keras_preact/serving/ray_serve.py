@@ -43,7 +43,7 @@ class Replicas(Settings):
     replicas: Annotated[int, Field(gt=0)] = option(
         1, "number of processes; with max_replicas, the smallest number"
     )
-    max_replicas: int | None = option(
+    max_replicas: Annotated[int, Field(gt=0)] | None = option(
         None, "largest number of processes that Ray starts; default: replicas"
     )
     target_requests: Annotated[float, Field(ge=0.01)] = option(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keras_preact import _checks
+from keras_preact.export.versions import GRAPH, entries, layout
 from keras_preact.serving import version_policy
 from keras_preact.serving.errors import NotFound, Unavailable
 from keras_preact.serving.loading import LoadError
@@ -102,6 +103,7 @@ class Repository:
         self._models: dict[str, dict[int, Version]] = {}
         self._labels: dict[str, dict[str, int]] = {}
         self._unread: dict[str, str] = {}
+        self._misplaced: dict[str, str] = {}
         self._closing: set[asyncio.Task] = set()
         self._stopping = asyncio.Event()
         self._poller: asyncio.Task | None = None
@@ -189,6 +191,8 @@ class Repository:
             NotFound: if there is no such model.
         """
         if name not in self._models:
+            if name in self._misplaced:
+                raise NotFound(f"Model {name!r} is not served. {self._misplaced[name]}")
             name = shortened(name)
             hint = _checks.nearest(name, self.names()) if self._models else "There are none now."
             raise NotFound(f"Unknown model. {hint} Received: {name!r}")
@@ -215,14 +219,16 @@ class Repository:
 
     def problems(self) -> dict[str, int]:
         """Return the number of problems of each model: versions that fail to load or do
-        not exist, and one more if its folder or its policy cannot be read. The name `""`
-        is the directory itself, while it cannot be read.
+        not exist, one more if its folder or its policy cannot be read, and one more if
+        its files are in the wrong place. The name `""` is the directory itself.
         """
         failed = {
             name: sum(one.error_code != "OK" for one in versions.values())
             for name, versions in self._models.items()
         }
-        return failed | {name: failed.get(name, 0) + 1 for name in self._unread}
+        for name in [*self._unread, *self._misplaced]:
+            failed[name] = failed.get(name, 0) + 1
+        return failed
 
     async def _poll(self) -> None:
         while not self._stopping.is_set():
@@ -234,25 +240,27 @@ class Repository:
     async def _update(self) -> None:
         """Load and close versions to match the directory."""
         unread: dict[str, str] = {}
+        misplaced: dict[str, str] = {}
         directory = self._settings.directory
         try:
-            folders = await asyncio.to_thread(models, directory)
+            folders, misplaced[""] = await asyncio.to_thread(models, directory)
             for name in sorted(folders.keys() | self._models.keys()):
                 try:
-                    await self._update_model(name, folders.get(name, directory / name))
+                    folder = folders.get(name, directory / name)
+                    misplaced[name] = await self._update_model(name, folder)
                 except Exception as error:  # the other models are still followed
                     unread[name] = str(error)
         except OSError as error:
-            unread = self._unread | {"": str(error)}
-        for name, reason in unread.items():
-            if reason != self._unread.get(name):  # once, not in every update
-                what = f"model {name}" if name else "the folder of models"
-                text = "%s could not be read, and stays as it is: %s"
-                log.warning(text, what, reason, extra={"model": name})
-        self._unread = unread
+            unread, misplaced = self._unread | {"": str(error)}, self._misplaced
+        misplaced = {name: problem for name, problem in misplaced.items() if problem}
+        _warn(unread, self._unread, " could not be read, and stays as it is: %s")
+        _warn(misplaced, self._misplaced, ": %s")
+        self._unread, self._misplaced = unread, misplaced
 
-    async def _update_model(self, name: str, folder: Path) -> None:
-        paths = await asyncio.to_thread(versions_in, folder)
+    async def _update_model(self, name: str, folder: Path) -> str:
+        """Load and close versions of a model. Return what is wrong with its folder."""
+        found = await asyncio.to_thread(layout, folder)
+        paths = found.versions
         policy = await asyncio.to_thread(version_policy.read, folder / version_policy.FILE)
         wanted, count = policy.select(paths, self._settings.versions)
         if not paths or wanted & paths.keys():  # otherwise everything stays as it is
@@ -279,6 +287,8 @@ class Repository:
                 del versions[number]
         if not versions:
             del self._models[name]
+        # A missing version that a policy chooses has its own status.
+        return found.problem if folder.is_dir() and (paths or not wanted) else ""
 
     async def _try(self, version: Version, path: Path | None) -> None:
         """Load a version, unless it does not exist or these very files failed before.
@@ -317,37 +327,33 @@ class Repository:
                 task.add_done_callback(self._closing.discard)
 
 
-def models(directory: Path) -> dict[str, Path]:
+def _warn(problems: dict[str, str], known: dict[str, str], text: str) -> None:
+    """Log each problem of a model once, not in every update."""
+    for name, reason in problems.items():
+        if reason != known.get(name):
+            what = f"model {name}" if name else "the folder of models"
+            log.warning(f"%s{text}", what, reason, extra={"model": name})
+
+
+def models(directory: Path) -> tuple[dict[str, Path], str]:
     """Return the folders that may hold versions of a model, by the model's name: the
-    folders in `directory`, or `directory` itself if it has versions.
+    entries of `directory`, or `directory` itself if it has versions. The text says what
+    is wrong with `directory`, if anything.
 
     Raises:
         OSError: if `directory` exists and cannot be read.
     """
     directory = Path(os.path.abspath(directory))  # "." alone has no name
-    if versions_in(directory):
-        return {directory.name: directory}
-    return {name: directory / name for name in _names(directory)}
-
-
-def versions_in(folder: Path) -> dict[int, Path]:
-    """Return the paths of a model's versions: folders with a number for their name and a
-    `saved_model.pb` in them. Everything else is ignored.
-
-    Raises:
-        OSError: if it cannot be read, or changed while it was read.
-    """
-    names = _names(folder)
-    paths = {
-        int(name): folder / name
-        for name in names
-        if name.isascii() and name.isdecimal() and "saved_model.pb" in _names(folder / name)
-    }
-    # If a version is replaced between the listing and the look into its folder, neither the old nor
-    # the new one would be found.
-    if _names(folder) != names:
-        raise OSError(f"its entries changed while they were read: {folder}")
-    return paths
+    found = layout(directory)
+    if found.versions:
+        return {directory.name: directory}, ""
+    names = entries(directory)
+    if GRAPH in names:  # its folders belong to this version
+        return {path.name: path for path in found.models}, found.problem
+    folders = {name: directory / name for name in names}
+    if any(folder.is_dir() for folder in folders.values()):
+        return folders, ""
+    return folders, "It holds no folder of a model. Export a model into it, or serve another one."
 
 
 def files_of(folder: Path) -> Files:
@@ -363,10 +369,3 @@ def files_of(folder: Path) -> Files:
             status = os.stat(path, follow_symlinks=os.path.exists(path))
             files.append((path, status.st_size, status.st_mtime_ns))
     return frozenset(files)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(entry for entry in os.listdir(folder) if not entry.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -13,9 +13,11 @@ from typing import Annotated
 import pydantic
 from pydantic import Field
 
+from keras_preact.export.versions import HIGHEST
+
 FILE = "version_policy.json"
 
-_Version = Annotated[int, Field(ge=0)]
+_Version = Annotated[int, Field(ge=0, le=HIGHEST)]
 
 
 class _Strict(pydantic.BaseModel):

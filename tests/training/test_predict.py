@@ -3,6 +3,9 @@ with TensorFlow alone.
 """
 
 import json
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from PIL import Image
 
 from keras_preact.export._images import decoder
 from keras_preact.preprocessing import Preprocessing
+from tests.keras_preact.export import layouts
 from tests.training import commands
 from training import predict
 
@@ -83,6 +87,49 @@ def test_takes_the_highest_version(models, images, capsys):
     assert best.startswith("  RIGHT ")
 
 
+@pytest.fixture
+def placed(models, tmp_path):
+    """Version 2 of `gray` under other names and in other places."""
+    for place in ("m/0", "m/0001", "flat", "v/v1"):
+        shutil.copytree(models / "gray" / "2", tmp_path / place)
+    (tmp_path / "m" / "latest").symlink_to("0001")
+    for name, (files, _, _) in layouts.LAYOUTS.items():
+        layouts.build(tmp_path / "layouts" / name, files)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "found"),
+    [
+        *[("m", 0, "m/0"), ("m", 1, "m/0001"), ("m", None, "m/0001")],
+        *[("m/0", 0, "m/0"), ("m/0001", 1, "m/0001"), ("m/latest", None, "m/latest")],
+        *[("flat", None, "flat"), ("v/v1", None, "v/v1"), ("m/latest", 1, "m/latest")],
+    ],
+)
+def test_finds_a_version_in_every_place(placed, images, capsys, monkeypatch, model, version, found):
+    assert predict.version_path(placed / model, version) == placed / found
+    monkeypatch.chdir(placed / model)
+    assert predict.version_path(Path(), version).resolve() == (placed / found).resolve()
+    options = [] if version is None else ["--version", str(version)]
+    predict.main([".", str(images / "right.png"), *options])
+    assert "right side" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", layouts.LAYOUTS)
+def test_says_why_a_folder_is_no_model(placed, images, capsys, name):
+    _, versions, words = layouts.LAYOUTS[name]
+    folder = placed / "layouts" / name
+    if versions:
+        path = predict.version_path(folder, None)
+        assert path == folder / versions[max(versions)]
+    elif name == "flat":
+        assert predict.version_path(folder, None) == folder
+    else:
+        text = error_of(capsys, folder, images / "right.png")
+        expected = "Name one: .*/a, .*/b" if name == "models" else words
+        assert re.search(expected or "is not an exported model", text)
+
+
 SQUARE, WIDE = (16, 16), (16, 8)
 
 
@@ -138,6 +185,7 @@ def test_errors(models, images, tmp_path, capsys):
     Image.new("L", (200, 6)).save(images / "large.png")
     damaged = tmp_path / "m"
     (damaged / "1").mkdir(parents=True)
+    (damaged / "1" / "saved_model.pb").write_bytes(b"junk")
     (damaged / "model_card.json").write_text("{}")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")
@@ -150,6 +198,9 @@ def test_errors(models, images, tmp_path, capsys):
         ((models / "grey", image), f"Exported models: {gray}"),
         ((tmp_path / "nothing" / "m", image), "keras-preact export writes one."),
         ((gray, image, "--version", 3), "It has: 2, 10."),
+        ((gray, image, "--version", 0), "It has: 2, 10."),
+        ((gray, image, "--version", -1), "It has: 2, 10."),
+        ((gray / "2", image, "--version", 10), "itself a version, but not version 10. Omit"),
         ((images / "run", image), "is a run. Export it first"),
         ((models / "without files", image), "does not take image files"),
         ((gray, image, "--top", 0), "must be positive"),
@@ -162,7 +213,6 @@ def test_errors(models, images, tmp_path, capsys):
     ):
         assert word in error_of(capsys, *arguments)
     (damaged / "model_card.json").write_text(json.dumps({"classes": CLASSES}))
-    (damaged / "1" / "saved_model.pb").write_bytes(b"junk")
     assert "saved_model.pb" in error_of(capsys, damaged, image)
 
 

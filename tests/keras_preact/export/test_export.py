@@ -490,6 +490,15 @@ def test_versions(small, tmp_path):
             save(version)
     entries = sorted(entry.name for entry in (tmp_path / "m").iterdir())
     assert entries == ["1", "10", "11", "2", "4", "model_card.json"]
+    (tmp_path / "m" / "0012").mkdir()  # for TensorFlow Serving this is version 12, too
+    with pytest.raises(ValueError, match=r"has a version 12.*next free one is 13"):
+        save(12)
+    (tmp_path / "m" / ("9" * 20)).mkdir()  # which is no version
+    assert save() == 13
+    (tmp_path / "m" / str(2**63 - 1)).mkdir()
+    for version in (None, 2**63):
+        with pytest.raises(ValueError, match=f"must be at most {2**63 - 1}"):
+            save(version)
 
 
 @pytest.mark.usefixtures("quick")

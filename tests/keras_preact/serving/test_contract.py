@@ -151,7 +151,12 @@ def test_a_length_of_the_json_that_is_none(server, length):
 NOWHERE = {
     (404, "GET"): [
         *("/nope", "/v1", "/v1/models/nope", "/v1/models/nope/metadata", "/v2/models/nope"),
-        *(f"{V1}/versions/8", f"{V1}/labels/canary", "/v1/models/" + "x" * 20_000),
+        *(
+            f"{V1}/versions/8",
+            f"{V1}/versions/{2**63 - 1}",
+            f"{V1}/labels/canary",
+            "/v1/models/" + "x" * 20_000,
+        ),
         *(f"/static/{name}" for name in ("", "../app.py", "%2e%2e/app.py", "x.js")),
     ],
     (404, "POST"): [
@@ -159,7 +164,7 @@ NOWHERE = {
         *(f"{V1}/versions/8:predict", f"{V2}/versions/8/infer"),
         *("/v1/models/..%2F..%2Fetc:predict", f"{V1}:regress"),
     ],
-    (400, "GET"): [f"{V1}/versions/{version}" for version in ("x", "-1", 10**30)],
+    (400, "GET"): [f"{V1}/versions/{version}" for version in ("x", "-1", 2**63, "1" * 9999)],
     (405, "GET"): [PREDICT, CLASSIFY, INFER],
     (405, "PATCH"): ["/", "/metrics", "/v2", "/v1/models", V1, V2],
     (503, "GET"): ["/v1/models/bad/metadata", "/v2/models/bad"],

@@ -14,11 +14,13 @@ from unittest import mock
 
 import pytest
 
+from keras_preact.export.versions import layout, number_of
 from keras_preact.serving import repository as module
 from keras_preact.serving.errors import NotFound, Unavailable
 from keras_preact.serving.loading import LoadError
 from keras_preact.serving.repository import Repository
 from keras_preact.serving.settings import Settings
+from tests.keras_preact.export import layouts
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +40,7 @@ def export(model: Path, version: int, content: str = "good") -> Path:
 
 class Loaded:
     def __init__(self, path: Path):
-        self.name, self.version = path.parent.name, int(path.name)
+        self.name, self.version = path.parent.name, number_of(path.name)
         self.closed = 0
 
     async def close(self):
@@ -60,7 +62,7 @@ class Loader:
     def __call__(self, path: Path, settings: Settings) -> Loaded:
         assert self.alone.acquire(blocking=False)
         try:
-            self.attempts.append((path.parent.name, int(path.name)))
+            self.attempts.append((path.parent.name, number_of(path.name)))
             assert self.open.wait(60)
             if (path / "saved_model.pb").read_text() != "good":
                 raise self.error
@@ -128,7 +130,7 @@ async def test_what_is_a_model(tmp_path):
     for name, version in (("one", 1), ("one", 12), ("two", 3), ("empty", 1), (".hidden", 1)):
         export(tmp_path / name, version)
     (tmp_path / "empty" / "1" / "saved_model.pb").unlink()
-    for name in ("²", "-1", "1.0", "v1", "1e3"):
+    for name in ("²", "-1", "1.0", "v1", "1e3", "9" * 20):
         export(tmp_path / "one", 7).rename(tmp_path / "one" / name)
     export(tmp_path / "named", 1).rename(tmp_path / "named" / "latest")
     (tmp_path / "nothing").mkdir()
@@ -140,6 +142,52 @@ async def test_what_is_a_model(tmp_path):
         assert repository.names() == ["one", "two"]
         assert states(repository, "one") == {1: "AVAILABLE", 12: "AVAILABLE"}
         assert states(repository, "two") == {3: "AVAILABLE"}
+        problems = {name: number for name, number in repository.problems().items() if number}
+        assert problems == {"empty": 1, "named": 1, "nothing": 1}
+
+
+@pytest.mark.parametrize("name", layouts.LAYOUTS)
+async def test_a_model_in_the_wrong_place_is_explained_once(tmp_path, polled, caplog, name):
+    """In the log, in the metric and to clients, until it is in the right place."""
+    files, versions, words = layouts.LAYOUTS[name]
+    export(tmp_path / "models" / "good", 1)
+    layouts.build(tmp_path / "models" / "m", files)
+    async with serving(tmp_path / "models", Loader(), versions=None) as repository:
+        for _ in range(2):
+            assert warnings(caplog, f"^model m: .*{words}") == bool(words)
+            assert repository.problems().get("m", 0) == bool(words)
+            assert repository.problems()["good"] == 0
+            if versions:
+                assert repository.available("m") == list(versions)
+                assert [leased(repository, "m", number) for number in versions] == list(versions)
+            else:
+                text = f"'m' is not served. .*{words}" if words else "Unknown model"
+                refused(repository, NotFound, text, "m")
+            await polled()
+            await polled()
+        shutil.rmtree(tmp_path / "models" / "m")
+        export(tmp_path / "models" / "m", 1)
+        await until(lambda: repository.problems() == {"good": 0, "m": 0})
+
+
+@pytest.mark.parametrize(
+    ("files", "served", "words"),
+    [
+        ({"m/1": ""}, "m/1", "It is itself a version, 1. Use the folder above it"),
+        ({"m": ""}, "m", "Move its content into a folder 1 inside it"),
+        ({"m/1": ""}, "m", ""),
+        ({"m/v1": ""}, "m", ""),  # the model v1 is in the wrong place
+        ({"m.onnx": "file"}, ".", "It holds no folder of a model"),
+        ({}, ".", "It holds no folder of a model"),
+    ],
+)
+async def test_a_folder_that_holds_no_models(tmp_path, polled, caplog, files, served, words):
+    layouts.build(tmp_path / "models", files)
+    async with serving(tmp_path / "models" / served, Loader()) as repository:
+        await polled()
+        assert warnings(caplog, f"^the folder of models: .*{words}") == bool(words)
+        assert repository.problems().get("", 0) == bool(words)
+        assert bool(repository.names()) == ((files, served) == ({"m/1": ""}, "m"))
 
 
 def set_policy(model: Path, choice=None, **labels) -> None:
@@ -456,7 +504,7 @@ def test_a_look_never_misses_both_the_old_version_and_the_new(tmp_path):
     while thread.is_alive():
         # If it changed whenever it was read, nothing is concluded from that.
         with contextlib.suppress(OSError):
-            assert module.versions_in(tmp_path / "model")
+            assert layout(tmp_path / "model").versions
     thread.join()
 
 
