@@ -6,11 +6,10 @@ import importlib.metadata
 import math
 import struct
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pydantic
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,36 +24,73 @@ from keras_preact.serving.tensors import DEFAULT_SIGNATURE, MAX_AXES, Call, Sign
 HEADER = "Inference-Header-Content-Length"
 TEXT = "BYTES"
 _LENGTH = struct.Struct("<I")
+_SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
+
+_DATATYPES = (*(f"{u}INT{n}" for u in ("", "U") for n in (8, 16, 32, 64)), "FP16", "FP32", "FP64")
+
+_NO_MEMORY = "shares no memory with its clients. Send the tensor, or receive it, in the body."
+_NO_STATE = "keeps no state between requests: each is answered alone. Remove the parameter."
+_NO_CLASSES = (
+    "names no classes in an output. Ask for `classes` and `scores`, which the signature "
+    "predict_bytes has, or use POST /v1/models/NAME:classify."
+)
+#: Parameters of the protocol and its extensions, for each part of a request. A type: the parameter
+#: is served. A text: it would change the answer, and why this server refuses it. None: it does not
+#: change the answer, and is ignored.
+PARAMETERS: Mapping[str, Mapping[str, type | str | None]] = {
+    "request": {
+        "signature_name": str,
+        "binary_data_output": bool,
+        **dict.fromkeys(("sequence_id", "sequence_start", "sequence_end"), _NO_STATE),
+        **dict.fromkeys(("priority", "timeout", "headers", "content_type")),
+    },
+    "input": {
+        "binary_data_size": int,
+        **dict.fromkeys(_SHARED, _NO_MEMORY),
+        "content_type": None,
+    },
+    "output": {
+        "binary_data": bool,
+        "classification": _NO_CLASSES,
+        **dict.fromkeys(_SHARED, _NO_MEMORY),
+        "content_type": None,
+    },
+}
+_WORDS = {str: "a text", bool: "true or false", int: "a whole number", list: "a list"}
 
 
-_Datatype = Annotated[str, Field(pattern="^(U?INT(8|16|32|64)|FP(16|32|64)|BYTES)$")]
+@dataclass(frozen=True)
+class _Input:
+    """The input of a request; either its values or the size of their bytes is given."""
 
-
-class _Parameters(pydantic.BaseModel, frozen=True):  # hashable: a default is not copied
-    signature_name: str | None = None
-    binary_data_output: bool = False
-    binary_data: bool | None = None
-    binary_data_size: Annotated[int, Field(ge=0)] | None = None
-
-
-class _Output(pydantic.BaseModel):
     name: str
-    parameters: _Parameters = _Parameters()
+    datatype: str
+    shape: list[int]
+    data: list | None
+    binary_size: int | None
 
-
-class _Input(_Output):
-    datatype: _Datatype
-    shape: Annotated[list[Annotated[int, Field(gt=0, lt=2**31)]], Field(max_length=MAX_AXES)]
-    data: list | None = None
-
-
-class _Infer(pydantic.BaseModel):
-    """The JSON of an infer request. The signatures here take one input."""
-
-    inputs: Annotated[list[_Input], Field(min_length=1, max_length=1)]
-    outputs: list[_Output] = []
-    parameters: _Parameters = _Parameters()
-    id: str | None = None
+    @classmethod
+    def of(cls, value: Any) -> "_Input":
+        """Return an input from its JSON."""
+        where = "inputs.0"
+        known = ("name", "datatype", "shape", "data", "parameters")
+        given = tensors.fields(value, known, where)
+        datatype = _required(given, "datatype", str, where)
+        if datatype not in (*_DATATYPES, TEXT):
+            names = ", ".join((*_DATATYPES, TEXT))
+            raise _refused(f"{where}.datatype", f"must be one of {names}", datatype)
+        shape = _required(given, "shape", list, where)
+        if len(shape) > MAX_AXES:
+            raise _refused(f"{where}.shape", f"must hold at most {MAX_AXES} items", shape)
+        for axis, length in enumerate(shape):
+            if type(length) is not int or not 0 < length < 2**31:
+                wanted = "must be a whole number greater than 0 and below 2147483648"
+                raise _refused(f"{where}.shape.{axis}", wanted, length)
+        size = _parameters(given, "input", where).get("binary_data_size")
+        if size is not None and size < 0:
+            raise _refused(f"{where}.parameters.binary_data_size", "must be 0 or more", size)
+        name, data = _required(given, "name", str, where), _typed(given, "data", list, where)
+        return cls(name, datatype, shape, data, size)
 
 
 async def server_metadata(request: Request) -> Response:
@@ -128,39 +164,97 @@ def parse(request: Request, body: bytes, signatures: Mapping[str, Signature]) ->
         )
     head = int(length)
     document = tensors.parse_json(body if head == len(body) else body[:head])
-    try:
-        asked = _Infer.model_validate(document, strict=True)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        location = ".".join(map(str, first["loc"]))[:200]
-        received = tensors.described(first["input"])
-        raise RequestError(f"`{location}`: {first['msg']}. Received: {received}") from None
-    [tensor] = asked.inputs
-    signature = _signature(asked, tensor.name, signatures)
-    by_default = asked.parameters.binary_data_output
-    outputs = {
-        one.name: by_default if one.parameters.binary_data is None else one.parameters.binary_data
-        for one in asked.outputs
-    }
+    given = tensors.fields(document, ("id", "inputs", "outputs", "parameters"), "")
+    request_id = _typed(given, "id", str, "")
+    parameters = _parameters(given, "request", "")
+    inputs, outputs = _required(given, "inputs", list, ""), _typed(given, "outputs", list, "") or []
+    if len(inputs) != 1:
+        raise _refused("inputs", "must hold exactly one tensor", inputs)
+    tensor = _Input.of(inputs[0])
+    wanted = _outputs(outputs, parameters.get("binary_data_output", False))
+    signature = _signature(parameters.get("signature_name"), tensor.name, wanted, signatures)
+    if not wanted:
+        wanted = dict.fromkeys(signature.outputs, parameters.get("binary_data_output", False))
     array = _tensor(tensor, memoryview(body)[head:])
-    wanted = outputs or dict.fromkeys(signature.outputs, by_default)
-    return Call.of(signature, array, (wanted, asked.id))
+    return Call.of(signature, array, (wanted, request_id))
 
 
-def _signature(asked: _Infer, name: str, signatures: Mapping[str, Signature]) -> Signature:
-    """Return the signature with this input and these outputs. If the request names no
+def _outputs(outputs: list, by_default: bool) -> dict[str, bool]:
+    """Return the names of the outputs that a request names, each with whether it is
+    wanted in binary.
+    """
+    wanted: dict[str, bool] = {}
+    for number, value in enumerate(outputs):
+        where = f"outputs.{number}"
+        given = tensors.fields(value, ("name", "parameters"), where)
+        name = _required(given, "name", str, where)
+        if name in wanted:
+            raise _refused(f"{where}.name", "must not be the name of another output, too", name)
+        wanted[name] = _parameters(given, "output", where).get("binary_data", by_default)
+    return wanted
+
+
+def _parameters(given: Mapping[str, Any], part: str, where: str) -> dict[str, Any]:
+    """Return the served parameters of a part of a request.
+
+    Raises:
+        RequestError: for a parameter that would change the answer, or an unknown one.
+    """
+    known, where = PARAMETERS[part], _inside(where, "parameters")
+    values = tensors.fields(given.get("parameters", {}), known, where)
+    for name, value in values.items():
+        meaning = known[name]
+        # 0, false and an empty text switch an extension off
+        if isinstance(meaning, str) and value not in (0, ""):
+            raise RequestError(
+                f"`{where}.{name}`: this server {meaning} Received: {tensors.described(value)}"
+            )
+    return {
+        name: _typed(values, name, kind, where)
+        for name, kind in known.items()
+        if isinstance(kind, type) and name in values
+    }
+
+
+def _required(given: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+    value = _typed(given, name, kind, where)
+    if value is None:
+        raise _refused(_inside(where, name), f"must be {_WORDS[kind]}", None)
+    return value
+
+
+def _typed(given: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+    """Return a field, None if it is absent."""
+    value = given.get(name)
+    if value is not None and type(value) is not kind:  # true is no whole number
+        raise _refused(_inside(where, name), f"must be {_WORDS[kind]}", value)
+    return value
+
+
+def _inside(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _refused(where: str, wanted: str, value: Any) -> RequestError:
+    received = "nothing" if value is None else tensors.described(value)
+    return RequestError(f"`{where}`: it {wanted}. Received: {received}")
+
+
+def _signature(
+    chosen: str | None, name: str, outputs: Mapping[str, bool], signatures: Mapping[str, Signature]
+) -> Signature:
+    """Return the signature with this input and these outputs. If the request chooses no
     signature, the default one is tried first, then the others.
     """
-    outputs = [one.name for one in asked.outputs]
-    if asked.parameters.signature_name is not None:
-        candidates = [tensors.signature_named(asked.parameters.signature_name, signatures)]
+    if chosen is not None:
+        candidates = [tensors.signature_named(chosen, signatures)]
     else:
         candidates = sorted(signatures.values(), key=lambda one: one.name != DEFAULT_SIGNATURE)
     for signature in candidates:
-        if name == signature.input.name and {*outputs} <= signature.outputs.keys():
+        if name == signature.input.name and outputs.keys() <= signature.outputs.keys():
             return signature
     known = "; ".join(f"{s.name}: {s.input.name} to {', '.join(s.outputs)}" for s in candidates)
-    received = ", ".join(tensors.described(one) for one in [name, *outputs[:5]])
+    received = ", ".join(tensors.described(one) for one in [name, *[*outputs][:5]])
     raise RequestError(
         f"The input and outputs must belong to one signature ({known}). Received: {received}"
     )
@@ -169,7 +263,7 @@ def _signature(asked: _Infer, name: str, signatures: Mapping[str, Signature]) ->
 def _tensor(tensor: _Input, binary: memoryview) -> np.ndarray:
     """Return an input as an array of its own datatype and shape."""
     name, shape, count = tensor.name, tensor.shape, math.prod(tensor.shape)
-    size = tensor.parameters.binary_data_size
+    size = tensor.binary_size
     if (size is None) == (tensor.data is None):
         raise RequestError(
             f"`{name}` must have either `data` or the parameter `binary_data_size`. Received: "

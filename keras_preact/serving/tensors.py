@@ -5,7 +5,7 @@ values as arrays.
 import base64
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +163,32 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RequestError(f"The body must be a JSON object. Received: {described(document)}")
     return document
+
+
+def fields(value: Any, known: Collection[str], where: str) -> dict[str, Any]:
+    """Return the fields of a JSON object. Null is the same as no field.
+
+    Args:
+        value: Any JSON value.
+        known: Names of the fields that the object may have.
+        where: Place of the object in the request, such as `inputs.0`. Empty: the
+            request itself.
+
+    Raises:
+        RequestError: if `value` is no object, or has another field: a client that sends
+            it expects something of it.
+    """
+    place = f"`{where}`" if where else "The request"
+    if not isinstance(value, dict):
+        raise RequestError(f"{place} must be an object. Received: {described(value)}")
+    other = next((name for name in value if name not in known and value[name] is not None), None)
+    if other is not None:
+        names = ", ".join(f"`{name}`" for name in known)
+        raise RequestError(
+            f"{place} may have the fields {names}, not {described(other)}. Received: "
+            f"{described(value)}"
+        )
+    return {name: value[name] for name in known if value.get(name) is not None}
 
 
 def from_json(value: Any, name: str, dtype: str) -> np.ndarray:

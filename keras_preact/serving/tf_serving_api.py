@@ -87,7 +87,8 @@ def parse_predict(request: Request, body: bytes, signatures: Mapping[str, Signat
         RequestError: if the body is not such a request, or does not fit the signature
             that it names.
     """
-    document = tensors.parse_json(body)
+    known = ("signature_name", "instances", "inputs")
+    document = tensors.fields(tensors.parse_json(body), known, "")
     signature = _signature(document, signatures)
     formats = [key for key in ("instances", "inputs") if key in document]
     if len(formats) != 1:
@@ -131,7 +132,8 @@ def parse_classify(request: Request, body: bytes, signatures: Mapping[str, Signa
         RequestError: if the body is not such a request, or the model takes no such
             examples.
     """
-    document = tensors.parse_json(body)
+    known = ("signature_name", "examples", "context")
+    document = tensors.fields(tensors.parse_json(body), known, "")
     _signature(document, signatures)  # the examples choose it, but a wrong name is an error
     examples, context = document.get("examples", document), document.get("context", {})
     if not (isinstance(examples, list) and examples and {*map(type, examples)} == {dict}):
@@ -176,9 +178,9 @@ def _answer(content: dict[str, Any], call: Call) -> Response:
 
 
 def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) -> Signature:
+    name = document.get("signature_name", "")
     # Clients send an empty name for an unset field.
-    name = document.get("signature_name") or DEFAULT_SIGNATURE
-    return tensors.signature_named(name, signatures)
+    return tensors.signature_named(DEFAULT_SIGNATURE if name == "" else name, signatures)
 
 
 def _value(content: Any, name: str) -> Any:

@@ -61,6 +61,7 @@ BAD_JSON = [
     '{"instances": []}'.encode("utf-16"),
     b'{"instances": [' + b"9" * 10_000 + b"]}",
 ]
+LOGITS = {"name": "logits"}
 MISTAKES = [
     *((path, body, "") for path in (PREDICT, CLASSIFY, INFER) for body in BAD_JSON),
     (PREDICT, b"\x89PNG\r\n\x1a\n123", "An image file goes into"),
@@ -92,8 +93,17 @@ MISTAKES = [
     (CLASSIFY, {"examples": [{"image_bytes": [[b64(b"1")]]}]}, "must have the shape"),
     (CLASSIFY, {"examples": [{"images": ROW}], "context": []}, "must be an object"),
     (CLASSIFY, {"examples": [{"images": ROW}], "signature_name": "nope"}, "signature_name"),
-    (INFER, {"inputs": []}, "`inputs`: .*at least 1 item"),
-    (INFER, {"inputs": [GOOD, GOOD]}, "at most 1 item"),
+    (INFER, {"inputs": []}, "`inputs`: .*one tensor. Received: a list of 0"),
+    (INFER, {"inputs": [GOOD, GOOD]}, "`inputs`: .*one tensor. Received: a list of 2"),
+    (INFER, {"inputs": None}, "`inputs`: .*must be a list. Received: nothing"),
+    (INFER, {"inputs": {}}, "`inputs`: .*must be a list. Received: an empty object"),
+    (INFER, {"inputs": [7]}, "`inputs.0` must be an object. Received: 7"),
+    (INFER, tensor() | {"id": 7}, "`id`: .*a text. Received: 7"),
+    (INFER, tensor(datatype=None), "`inputs.0.datatype`: .*a text. Received: nothing"),
+    (INFER, tensor(datatype="BOOL"), "`inputs.0.datatype`: .*one of INT8, .*BYTES.*BOOL"),
+    (INFER, tensor(shape=[True, 2, 2, 1]), "`inputs.0.shape.0`: .*true"),
+    (INFER, tensor() | {"outputs": [LOGITS, LOGITS]}, "`outputs.1.name`: .*another output"),
+    (INFER, tensor() | {"outputs": ["logits"]}, "`outputs.0` must be an object"),
     (INFER, tensor(name="nope"), 'images to .*Received: the text "nope"'),
     (INFER, tensor() | {"outputs": [{"name": "nope"}]}, "nope"),
     (INFER, tensor() | {"outputs": [{"name": "features"}, {"name": "logits"}]}, "one signature"),
@@ -113,6 +123,73 @@ MISTAKES = [
     (INFER, tensor(parameters={"binary_data_size": 16}), "either `data` or.* Received: both"),
     (INFER, {"inputs": [TENSOR]}, "either `data` or.* Received: neither"),
 ]
+
+
+#: What would change the answer, and is not served: (path, the request, the parameter or field).
+NOT_SERVED = [
+    (PREDICT, {"signature": "features"}, 'The request may have.* not the text "signature"'),
+    (PREDICT, {"instances": [ROW], "output_filter": ["logits"]}, '"output_filter"'),
+    (PREDICT, {"instances": [ROW], "examples": []}, '"examples"'),
+    (PREDICT, {"instances": [ROW], "signature_name": 0}, "must be one of.* Received: 0"),
+    (PREDICT, {"instances": [ROW], "signature_name": []}, "a list of 0"),
+    (CLASSIFY, {"examples": [{"images": ROW}], "top_k": 3}, '"top_k"'),
+    (INFER, tensor() | {"model": "toy"}, '"model"'),
+    (INFER, tensor(data_type="FP32"), '`inputs.0` may have.* not the text "data_type"'),
+    (INFER, tensor() | {"outputs": [LOGITS | {"datatype": "FP16"}]}, '`outputs.0`.*"datatype"'),
+    *(
+        (INFER, tensor() | {"parameters": {name: 3}}, f"parameters.{name}`.* no state")
+        for name in ("sequence_id", "sequence_start", "sequence_end")
+    ),
+    (INFER, tensor() | {"parameters": {"sequence_id": "a"}}, 'Received: the text "a"'),
+    (INFER, tensor() | {"parameters": {"signature": "x"}}, '`parameters`.* not the text "signatu'),
+    (INFER, tensor() | {"parameters": []}, "`parameters` must be an object. Received: a list"),
+    (INFER, tensor() | {"parameters": {"binary_data": True}}, '"binary_data"'),
+    (INFER, tensor() | {"parameters": {"binary_data_output": 1}}, "`.*_output`: .*true or false"),
+    (INFER, tensor(parameters={"classification": 3}), '`inputs.0.parameters`.*"classification"'),
+    *(
+        (INFER, body, f"s.0.parameters.{name}`: .*no memory.* Received: [1t]")
+        for name in ("region", "byte_size", "offset")
+        for name, value in [(f"shared_memory_{name}", "r" if name == "region" else 1)]
+        for body in (
+            tensor(parameters={name: value}, data=None),
+            tensor() | {"outputs": [LOGITS | {"parameters": {name: value}}]},
+        )
+    ),
+    (
+        INFER,
+        tensor() | {"outputs": [LOGITS | {"parameters": {"classification": 3}}]},
+        "`outputs.0.parameters.classification`: .*POST /v1/models/NAME:classify. Received: 3",
+    ),
+]
+MISTAKES += NOT_SERVED
+
+#: What is not there, switched off, or does not change the answer.
+IGNORED = [
+    (PREDICT, {"instances": [ROW]}, {"signature_name": None, "inputs": None}),
+    (PREDICT, {"inputs": [ROW]}, {"signature_name": "", "instances": None, "other": None}),
+    (CLASSIFY, {"examples": [{"images": ROW}]}, {"context": None, "signature_name": None}),
+    (INFER, tensor(), {"id": None, "parameters": None, "outputs": None, "other": None}),
+    (INFER, tensor(), {"parameters": {}, "outputs": []}),
+    (INFER, tensor(), tensor(parameters=None, other=None)),
+    (INFER, tensor(), tensor(parameters={"binary_data_size": None, "content_type": "np"})),
+    (INFER, tensor(), {"parameters": {"priority": 1, "timeout": 7, "headers": {"a": "b"}}}),
+    (INFER, tensor(), {"parameters": {"signature_name": None, "binary_data_output": None}}),
+    (INFER, tensor(), {"parameters": {"sequence_id": 0, "sequence_start": False}}),
+    (INFER, tensor(), {"parameters": {"sequence_id": "", "sequence_end": None}}),
+    (
+        INFER,
+        tensor() | {"outputs": [LOGITS]},
+        {"outputs": [LOGITS | {"parameters": {"classification": 0, "binary_data": None}}]},
+    ),
+    (INFER, tensor() | {"outputs": [LOGITS]}, {"outputs": [LOGITS | {"parameters": None}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "more"), IGNORED, ids=range(len(IGNORED)))
+def test_what_does_not_change_an_answer(server, path, body, more):
+    expected = server.ask("POST", path, body)
+    answer = server.ask("POST", path, body | more)
+    assert (answer.status, answer.body) == (expected.status, expected.body) == (200, expected.body)
 
 
 @pytest.mark.parametrize(("path", "body", "words"), MISTAKES, ids=range(len(MISTAKES)))
