@@ -156,8 +156,9 @@ class InputRange:
         if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
             return None
         most = max(_ENOUGH, min(_MOST_EXAMPLES, _MOST_VALUES * len(x) // x.size))
-        x = np.moveaxis(x[:most].astype("float32"), self.axis, -1)
-        z = (x - np.asarray(self.mean, "float32")) / np.asarray(self.std, "float32")
+        # in float64: squares of large float32 numbers overflow
+        x = np.moveaxis(x[:most].astype("float64"), self.axis, -1)
+        z = (x - np.asarray(self.mean)) / np.asarray(self.std)
         statistics = wrong_scale(x, z, is_plain=self.is_plain)
         return None if statistics is None else self._in_words(x, *statistics)
 

@@ -4,6 +4,7 @@ spoils no other, and computed in batches.
 
 import asyncio
 import dataclasses
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ import numpy as np
 from keras_preact.serving.batching import Batcher
 from keras_preact.serving.errors import RequestError, TooBusy, TooLarge
 from keras_preact.serving.tensors import Signature
+
+log = logging.getLogger("keras_preact.serving")
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,8 +62,8 @@ class Servable:
             objects.
 
         Raises:
-            RequestError: if the request cannot be answered; the message is for the
-                client.
+            RequestError: if the request cannot be answered, or the outputs are not
+                finite; the message is for the client.
             ComputationError: if the network failed.
         """
         rows, most = len(array), self.batcher.max_batch_size
@@ -83,9 +86,39 @@ class Servable:
         finally:
             self.in_progress -= rows
         wanted = self.signatures[signature].outputs
-        if "classes" in wanted:
+        names_classes = "classes" in wanted
+        used = ["probabilities"] if names_classes else list(wanted)
+        self._check_finite(signature, array, {name: outputs[name] for name in used})
+        if names_classes:
             outputs = outputs | self.best(outputs["probabilities"])
         return {name: outputs[name] for name in wanted}
+
+    def _check_finite(
+        self, signature: str, images: np.ndarray, outputs: dict[str, np.ndarray]
+    ) -> None:
+        """Check that outputs are finite: JSON has no other numbers, and no order of
+        classes follows from them.
+
+        Raises:
+            RequestError: with status 400 if the images have values that no network
+                takes, else with status 500.
+        """
+        for name, output in outputs.items():
+            finite = np.isfinite(output.reshape(len(output), -1)).all(axis=1)
+            if finite.all():
+                continue
+            row = int(finite.argmin())
+            what = f"The network's `{name}` are not finite numbers for example {row}. "
+            excess = self.signatures[signature].input.excess(images[row])
+            if excess is not None:
+                raise RequestError(what + excess)
+            about = {"model": self.name, "version": self.version}
+            log.error("%s version %d: outputs are not finite", *about.values(), extra=about)
+            raise RequestError(
+                what + "Its input is in the usual range: the weights are damaged, or the network "
+                "overflows. Use another version of the model.",
+                500,
+            )
 
     def best(self, probabilities: np.ndarray) -> dict[str, np.ndarray]:
         """Return the most probable classes of each example, `(n, top_k)`: their names,

@@ -20,6 +20,8 @@ DEFAULT_SIGNATURE = "serving_default"
 # Lists and objects need far more memory and time than their two characters: without a limit, 30 MB
 # of "[]," stop the server for seconds. An image of 224 x 224 pixels as nested lists has 50,000.
 MAX_CONTAINERS = 1_000_000
+#: Largest pixel of any image: that of 16 bits.
+LARGEST = 2**16 - 1
 #: More than any network takes, and fewer than NumPy can have.
 MAX_AXES = 32
 
@@ -87,6 +89,20 @@ class TensorSpec:
         return (
             f"`{self.name}` has values from {smallest:.4g} to {largest:.4g}. This network expects "
             f"about {low:.4g} to {high:.4g}, so its answer is probably wrong."
+        )
+
+    def excess(self, example: np.ndarray) -> str | None:
+        """Return a sentence if an example has values so large that a sound network may
+        overflow, else None: no image has them, or none that fits the network.
+        """
+        low, high = (-LARGEST, LARGEST) if self.expected is None else self.expected.bounds
+        span = 0 if self.expected is None else high - low
+        smallest, largest = float(example.min()), float(example.max())
+        if low - span <= smallest and largest <= high + span:
+            return None
+        return (
+            f"`{self.name}` has values from {smallest:.4g} to {largest:.4g} there; send about "
+            f"{low:.4g} to {high:.4g}."
         )
 
 

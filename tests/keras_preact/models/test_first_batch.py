@@ -116,6 +116,13 @@ def test_no_false_alarm(images):
     assert messages(compiled(**OF_PIXELS).predict, images) == []
 
 
+@pytest.mark.parametrize("largest", [1e19, 1e30, 3e38])
+def test_squares_that_float32_cannot_hold(largest):
+    images = np.float32(largest) * np.where(np.arange(N).reshape(N, 1, 1, 1) % 2, 1, -1)
+    for expected in (kp.preprocessing.InputRange(), kp.preprocessing.InputRange(125.0, 64.0)):
+        assert f"values from -{largest:.0e}" in expected.problem(images.astype("float32"))
+
+
 def test_bounds():
     for mean, std, bounds in (
         (0, 1, (-2, 2)),

@@ -53,8 +53,8 @@ DEFS = {"serving_default": {"method_name": "tensorflow/serving/predict"}}
 
 
 class Network:
-    """Logits: the first value of an image, the sum of all, zero. Computes while `free` is
-    set.
+    """Logits: the first value of an image, the sum of all, zero; NaN if the first value is
+    99. Computes while `free` is set.
     """
 
     def __init__(self):
@@ -66,14 +66,16 @@ class Network:
         assert images.dtype == np.float32
         if (images == 666).any():
             raise KeyError("/secret/path of TensorFlow")
-        logits = np.stack(
-            [images[:, 0, 0, 0], images.sum((1, 2, 3)), np.zeros(len(images))], 1
-        ).astype(np.float32)
-        exponents = np.exp(logits - logits.max(1, keepdims=True))
+        with np.errstate(over="ignore", invalid="ignore"):
+            logits = np.stack(
+                [images[:, 0, 0, 0], images.sum((1, 2, 3)), np.zeros(len(images))], 1
+            ).astype(np.float32)
+            logits[:, 2] /= images[:, 0, 0, 0] != 99  # 0 / 0
+            exponents = np.exp(logits - logits.max(1, keepdims=True))
         return {
             "logits": logits,
             "probabilities": exponents / exponents.sum(1, keepdims=True),
-            "features": images.reshape(len(images), 4),
+            "features": logits[:, 2:] + images.reshape(len(images), 4),
         }
 
 

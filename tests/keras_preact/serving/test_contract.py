@@ -276,6 +276,51 @@ def test_limits(server):
         check_refusal(answer, 415, f"Content-Encoding. Received: {encoding}")
 
 
+ENDLESS = ([3e38] * 4, [99.0, 1.0, 1.0, 1.0])  # the sum overflows, a sound input gives NaN
+
+
+@pytest.mark.parametrize("values", ENDLESS, ids=["input", "network"])
+@pytest.mark.parametrize(
+    ("path", "request_"),
+    [
+        (PREDICT, lambda row: {"instances": [ROW, row]}),
+        (PREDICT, lambda row: {"inputs": [ROW, row]}),
+        (PREDICT, lambda row: {"instances": [ROW, row], "signature_name": "of_pixels"}),
+        (CLASSIFY, lambda row: {"examples": [{"images": ROW}, {"images": row}]}),
+        *(
+            (INFER, lambda row, more=more: tensor(shape=[2, 2, 2, 1], data=[ROW, row]) | more)
+            for more in (
+                {},
+                {"outputs": [LOGITS]},
+                {"parameters": {"binary_data_output": True}},
+                {"parameters": {"signature_name": "features"}},
+            )
+        ),
+    ],
+)
+def test_outputs_that_are_not_finite(server, path, request_, values, caplog):
+    """They are an error, and the client's only if its input has impossible values."""
+    row = [[[values[0]], [values[1]]], [[values[2]], [values[3]]]]
+    answer = server.ask("POST", path, request_(row))
+    logged = [one for one in caplog.records if "not finite" in one.getMessage()]
+    body = json.dumps(request_(row))
+    if values[0] == 99:
+        check_refusal(answer, 500, "not finite numbers for example 1. Its input is in the usual")
+        assert [one.levelname for one in logged] == ["ERROR"]
+    elif "features" in body or "of_pixels" in body:
+        assert answer.status == 200  # these are the values themselves
+    else:
+        check_refusal(answer, 400, "not finite .* example 1. `images` has values from 3e.38 to")
+        assert not logged
+
+
+def test_scores_of_files_that_are_not_finite(server):
+    body = {"examples": [{"image_bytes": b64(b"1")}, {"image_bytes": b64(b"99")}]}
+    check_refusal(server.ask("POST", CLASSIFY, body), 500, "`probabilities` .* example 1")
+    file = {"name": "image_bytes", "datatype": "BYTES", "shape": [1], "data": ["99"]}
+    check_refusal(server.ask("POST", INFER, {"inputs": [file]}), 500, "for example 0")
+
+
 EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the model raises
 
 
