@@ -10,7 +10,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,15 @@ from keras_preact.serving.errors import NotFound, RequestError, TooBusy, TooLarg
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.servable import Servable
 from keras_preact.serving.settings import Settings
-from keras_preact.serving.tensors import Call, Signature, shortened
+from keras_preact.serving.tensors import Call, shortened
 
 log = logging.getLogger("keras_preact.serving")
 
 #: Paths that need no token: probes have none, and the page asks the user for it.
 OPEN = re.compile(r"/|/static/.*|/v2/health/(live|ready)")
 PROBES = re.compile(r"/v2/health/(live|ready)|/metrics")
-#: Work on fewer bytes takes less time than handing it to a thread.
-INLINE_BYTES = 32 * 1024
+#: Work on fewer bytes takes little more time than handing it to a thread.
+INLINE_BYTES = 8 * 1024
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -259,15 +259,15 @@ class Admission:
             )
 
 
-def inference(parse: Callable[[Request, bytes, Mapping[str, Signature]], Call]):
+def inference(parse: Callable[[Request, bytes, Servable], Call]):
     """Return a decorator that makes an endpoint of `write(servable, call, outputs)`.
 
     Large requests and answers are read and written in a thread. There is only one such
     thread, which limits the memory that it needs.
 
     Args:
-        parse: Function that reads a request: `parse(request, body, signatures)`, with
-            the signatures of the model by name.
+        parse: Function that reads a request: `parse(request, body, servable)`. It
+            refuses what is too much before it does any work.
     """
 
     def decorator(write: Callable[[Servable, Call, Outputs], Response]):
@@ -275,8 +275,7 @@ def inference(parse: Callable[[Request, bytes, Mapping[str, Signature]], Call]):
         async def endpoint(request: Request) -> Response:
             async with request.app.state.admission.admit(request) as body:
                 with leased(request) as servable:
-                    arguments = request, body, servable.signatures
-                    call = await in_thread(request, len(body), parse, *arguments)
+                    call = await in_thread(request, len(body), parse, request, body, servable)
                     outputs = await servable.predict(call.signature, call.array)
                 size = sum(array.nbytes for array in outputs.values())
                 return await in_thread(request, size, write, servable, call, outputs)

@@ -24,6 +24,8 @@ from keras_preact.serving.tensors import DEFAULT_SIGNATURE, MAX_AXES, Call, Sign
 HEADER = "Inference-Header-Content-Length"
 TEXT = "BYTES"
 _LENGTH = struct.Struct("<I")
+#: Largest number of characters of a request's id, which its answer repeats.
+MAX_ID = 1000
 _SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 
 _DATATYPES = (*(f"{u}INT{n}" for u in ("", "U") for n in (8, 16, 32, 64)), "FP16", "FP32", "FP64")
@@ -147,7 +149,7 @@ async def model_ready(request: Request) -> Response:
         return json_response({"name": servable.name, "ready": True})
 
 
-def parse(request: Request, body: bytes, signatures: Mapping[str, Signature]) -> Call:
+def parse(request: Request, body: bytes, servable: Servable) -> Call:
     """Read an infer request: JSON, perhaps followed by the bytes of a binary tensor.
     The call's `form` holds the names of the wanted outputs, each with whether it is
     wanted in binary, and the request's own id.
@@ -166,15 +168,24 @@ def parse(request: Request, body: bytes, signatures: Mapping[str, Signature]) ->
     document = tensors.parse_json(body if head == len(body) else body[:head])
     given = tensors.fields(document, ("id", "inputs", "outputs", "parameters"), "")
     request_id = _typed(given, "id", str, "")
+    if request_id is not None and len(request_id) > MAX_ID:
+        raise _refused("id", f"must have at most {MAX_ID} characters", request_id)
     parameters = _parameters(given, "request", "")
     inputs, outputs = _required(given, "inputs", list, ""), _typed(given, "outputs", list, "") or []
     if len(inputs) != 1:
         raise _refused("inputs", "must hold exactly one tensor", inputs)
+    most = max(len(one.outputs) for one in servable.signatures.values())
+    if len(outputs) > most:
+        raise _refused("outputs", f"must hold at most {most} items", outputs)
     tensor = _Input.of(inputs[0])
     wanted = _outputs(outputs, parameters.get("binary_data_output", False))
-    signature = _signature(parameters.get("signature_name"), tensor.name, wanted, signatures)
+    signature = _signature(
+        parameters.get("signature_name"), tensor.name, wanted, servable.signatures
+    )
     if not wanted:
         wanted = dict.fromkeys(signature.outputs, parameters.get("binary_data_output", False))
+    servable.check_rows(max(tensor.shape[:1], default=0))
+    signature.input.check_shape(tuple(tensor.shape))
     array = _tensor(tensor, memoryview(body)[head:])
     return Call.of(signature, array, (wanted, request_id))
 
@@ -276,7 +287,7 @@ def _tensor(tensor: _Input, binary: memoryview) -> np.ndarray:
         )
     if tensor.data is None:
         return from_bytes(binary, tensor.datatype, count, name).reshape(shape)
-    flat = tensors.from_json(tensor.data, name, _dtype(tensor.datatype)).ravel()
+    flat = tensors.from_json(tensor.data, name, _dtype(tensor.datatype), count).ravel()
     if flat.size != count:
         raise RequestError(
             f"`{name}` must have {count} values, as its `shape` says. Received: {flat.size} values"

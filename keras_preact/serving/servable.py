@@ -50,6 +50,20 @@ class Servable:
     max_queue: int
     in_progress: int = 0
 
+    def check_rows(self, rows: int) -> None:
+        """Check the number of examples in a request. Whoever reads one calls it as soon as
+        the number is known, before there is any work.
+
+        Raises:
+            TooLarge: if there are more than a batch can hold.
+        """
+        most = self.batcher.max_batch_size
+        if rows > most:
+            raise TooLarge(
+                f"One request may hold at most {most} examples. Received: {rows}. Send several "
+                "requests."
+            )
+
     async def predict(self, signature: str, array: np.ndarray) -> dict[str, np.ndarray]:
         """Return a signature's outputs by name.
 
@@ -66,12 +80,8 @@ class Servable:
                 finite; the message is for the client.
             ComputationError: if the network failed.
         """
-        rows, most = len(array), self.batcher.max_batch_size
-        if rows > most:
-            raise TooLarge(
-                f"One request may hold at most {most} examples. Received: {rows}. Send several "
-                "requests."
-            )
+        rows = len(array)
+        self.check_rows(rows)
         if self.in_progress and self.in_progress + rows > self.max_queue:
             raise TooBusy(
                 f"{self.in_progress} examples are in progress on this model; at most "

@@ -5,6 +5,7 @@ values as arrays.
 import base64
 import itertools
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,14 @@ from keras_preact.serving.errors import RequestError
 
 DEFAULT_SIGNATURE = "serving_default"
 
-# Lists and objects need far more memory and time than their two characters: without a limit, 30 MB
-# of "[]," stop the server for seconds. An image of 224 x 224 pixels as nested lists has 50,000.
-MAX_CONTAINERS = 1_000_000
+#: Limit on the memory that the values of a JSON body need, in bytes, beyond the body itself. Lists
+#: and objects need far more memory and time than their two characters.
+MAX_VALUE_BYTES = 100 * 2**20
+#: Memory for each of these characters in JSON, in bytes: an object, a list, a value with its places
+#: in lists and arrays, and half of a text. Measured with orjson on Python 3.11, and rounded up.
+_COSTS = {b"{": 240, b"[": 80, b",": 52, b'"': 50}
+#: Most values of a tensor in JSON whose shape is free: as many as fit into that memory.
+MAX_VALUES = MAX_VALUE_BYTES // _COSTS[b","]
 #: Largest pixel of any image: that of 16 bits.
 LARGEST = 2**16 - 1
 #: More than any network takes, and fewer than NumPy can have.
@@ -49,18 +55,11 @@ class TensorSpec:
             RequestError: for another shape or dtype, no example, or numbers that are
                 not finite in float32.
         """
+        self.check_shape(array.shape)
         is_text = array.dtype.kind == "O"
         if is_text != (self.dtype == "string"):
             received = "texts" if is_text else array.dtype.name
             raise RequestError(f"`{self.name}` must hold {self.dtype}. Received: {received}")
-        fits = len(array.shape) == len(self.shape) and all(
-            wanted in (None, length) for length, wanted in zip(array.shape, self.shape, strict=True)
-        )
-        if not fits or 0 in array.shape:
-            raise RequestError(
-                f"`{self.name}` must have the shape {shown(self.shape)}, with at least one "
-                f"example. Received: {shown(array.shape)[:200]}"
-            )
         if is_text:
             return array
         with np.errstate(over="ignore", invalid="ignore"):
@@ -72,6 +71,27 @@ class TensorSpec:
                 f"number in example {finite.argmin()}"
             )
         return result
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Check the shape of an input.
+
+        Raises:
+            RequestError: if it has another shape, or no example.
+        """
+        fits = len(shape) == len(self.shape) and all(
+            wanted in (None, length) for length, wanted in zip(shape, self.shape, strict=True)
+        )
+        if not fits or 0 in shape:
+            raise RequestError(
+                f"`{self.name}` must have the shape {shown(self.shape)}, with at least one "
+                f"example. Received: {shown(shape)[:200]}"
+            )
+
+    def most_values(self, rows: int) -> int:
+        """Return the largest number of values in JSON of this many examples."""
+        lengths = self.shape[1:]
+        known = math.prod(length for length in lengths if length is not None)
+        return MAX_VALUES if None in lengths else min(MAX_VALUES, rows * known)
 
     def warning(self, array: np.ndarray) -> str | None:
         """Return a warning for the client if the range of `array` is not as expected,
@@ -157,14 +177,18 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
     Raises:
         RequestError: if it is not JSON (NaN and Infinity are not), not an object, or has
-            too many lists.
+            so many values that they need too much memory.
     """
-    containers = body.count(b"[") + body.count(b"{")
-    if containers > MAX_CONTAINERS:
+    # This is known before anything is parsed. A text with one unusual character needs 4 bytes for
+    # each of its characters.
+    cost = sum(body.count(character) * size for character, size in _COSTS.items())
+    if not body.isascii() or b"\\u" in body:
+        cost += 4 * len(body)
+    if cost > MAX_VALUE_BYTES:
         raise RequestError(
-            f"The JSON holds {containers} lists and objects; the limit is {MAX_CONTAINERS}. Send "
-            "fewer rows at once, encoded images as base64, or binary tensors of the Open "
-            "Inference Protocol."
+            f"The values in this JSON need up to {cost // 2**20} MiB of memory; the limit is "
+            f"{MAX_VALUE_BYTES // 2**20} MiB. Send fewer rows at once, encoded images as base64, "
+            "or binary tensors of the Open Inference Protocol."
         )
     try:
         document = orjson.loads(body)
@@ -207,26 +231,38 @@ def fields(value: Any, known: Collection[str], where: str) -> dict[str, Any]:
     return {name: value[name] for name in known if value.get(name) is not None}
 
 
-def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
+def from_json(value: Any, name: str, dtype: str, most: int) -> np.ndarray:
     """Return a JSON value as an array with an axis for each depth of lists. Numbers are
     float64 for a floating-point dtype, texts are bytes.
 
+    Args:
+        value: Any JSON value.
+        name: The tensor's name, for errors.
+        dtype: TensorFlow's name of its dtype.
+        most: Largest number of values. More are refused before they are put together.
+
     Raises:
-        RequestError: if the lists are ragged, or a value does not fit the dtype.
+        RequestError: if the lists are ragged, there are too many values, or one does not
+            fit the dtype.
     """
     shape: list[int] = []
     leaves = [value]
     while leaves and isinstance(leaves[0], list):
         if len(shape) == MAX_AXES:
             raise RequestError(f"The lists of `{name}` must be nested at most {MAX_AXES} deep.")
+        first = leaves[0]
         if set(map(type, leaves)) != {list} or len(lengths := set(map(len, leaves))) > 1:
-            length = len(leaves[0])
-            other = next(one for one in leaves if type(one) is not list or len(one) != length)
+            other = next(one for one in leaves if type(one) is not list or len(one) != len(first))
             raise RequestError(
                 f"`{name}` must hold lists of equal lengths at each depth. Received: "
-                f"{described(leaves[0])} and {described(other)} in axis {len(shape)}"
+                f"{described(first)} and {described(other)} in axis {len(shape)}"
             )
         shape += lengths
+        if math.prod(shape) > most:
+            raise RequestError(
+                f"`{name}` may have at most {most} values here. Received: {math.prod(shape)} "
+                f"values or lists of them, in the shape {shown(tuple(shape))[:200]}"
+            )
         leaves = list(itertools.chain.from_iterable(leaves))
     if dtype == "string":
         return texts([_to_bytes(one, name) for one in leaves]).reshape(shape)
@@ -276,10 +312,16 @@ def described(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):
-        keys = ", ".join(shortened(json.dumps(key)) for key in itertools.islice(value, 5))
+        keys = ", ".join(described_text(key) for key in itertools.islice(value, 5))
         return f"an object with the keys {keys}" if value else "an empty object"
-    prefix = "the text " if isinstance(value, str) else ""
-    return prefix + shortened(json.dumps(value))
+    if isinstance(value, str):
+        return f"the text {described_text(value)}"
+    return json.dumps(value)
+
+
+def described_text(text: str) -> str:
+    """Return at most 80 characters of a text, as JSON."""
+    return shortened(json.dumps(text[:80]))
 
 
 def shortened(text: str) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from keras_preact.serving.batching import Outputs
 from keras_preact.serving.errors import NotFound, RequestError
 from keras_preact.serving.gate import inference, json_response, leased, version_of
 from keras_preact.serving.servable import Servable
-from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Call, Signature, described
+from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Call, Signature, TensorSpec, described
 
 
 class _ModelName(StringConvertor):
@@ -79,7 +80,7 @@ async def models(request: Request) -> Response:
     return json_response({"models": entries})
 
 
-def parse_predict(request: Request, body: bytes, signatures: Mapping[str, Signature]) -> Call:
+def parse_predict(request: Request, body: bytes, servable: Servable) -> Call:
     """Read the body of a `:predict` request. The call's `form` says whether the
     request, and so the answer, is a list of rows.
 
@@ -89,7 +90,7 @@ def parse_predict(request: Request, body: bytes, signatures: Mapping[str, Signat
     """
     known = ("signature_name", "instances", "inputs")
     document = tensors.fields(tensors.parse_json(body), known, "")
-    signature = _signature(document, signatures)
+    signature = _signature(document, servable.signatures)
     formats = [key for key in ("instances", "inputs") if key in document]
     if len(formats) != 1:
         raise RequestError(
@@ -103,10 +104,13 @@ def parse_predict(request: Request, body: bytes, signatures: Mapping[str, Signat
             raise RequestError(
                 f"`instances` must be a list of at least one row. Received: {described(content)}"
             )
+        servable.check_rows(len(content))
         content = [_value(row, name) for row in content]
     else:
         content = _value(content, name)
-    array = tensors.from_json(content, name, signature.input.dtype)
+        if isinstance(content, list):
+            servable.check_rows(len(content))
+    array = _from_json(content, signature.input, servable)
     return Call.of(signature, array, key == "instances")
 
 
@@ -124,7 +128,7 @@ def predict(servable: Servable, call: Call, outputs: Outputs) -> Response:
     return _answer({"predictions" if call.form else "outputs": answer}, call)
 
 
-def parse_classify(request: Request, body: bytes, signatures: Mapping[str, Signature]) -> Call:
+def parse_classify(request: Request, body: bytes, servable: Servable) -> Call:
     """Read the body of a `:classify` request: examples that all have `image_bytes`, or
     all have the float `images`.
 
@@ -133,9 +137,11 @@ def parse_classify(request: Request, body: bytes, signatures: Mapping[str, Signa
             examples.
     """
     known = ("signature_name", "examples", "context")
-    document = tensors.fields(tensors.parse_json(body), known, "")
+    document, signatures = tensors.fields(tensors.parse_json(body), known, ""), servable.signatures
     _signature(document, signatures)  # the examples choose it, but a wrong name is an error
     examples, context = document.get("examples", document), document.get("context", {})
+    if isinstance(examples, list):
+        servable.check_rows(len(examples))
     if not (isinstance(examples, list) and examples and {*map(type, examples)} == {dict}):
         raise RequestError(
             f"`examples` must be a list of at least one object. Received: {described(examples)}"
@@ -149,15 +155,18 @@ def parse_classify(request: Request, body: bytes, signatures: Mapping[str, Signa
         for name in ("predict_bytes", DEFAULT_SIGNATURE)
         if name in signatures
     }
-    examples = [context | example for example in examples]
-    name = next((name for name in ways if all({*one} == {name} for one in examples)), None)
-    if name is None:
+    # An object may have a million keys: it is not copied for each example.
+    is_small = len(context) < 2 and all(len(one) < 2 for one in examples)
+    merged = [context | one for one in examples] if is_small else []
+    name = next((name for name in ways if all({*one} == {name} for one in merged)), None)
+    if name is None or not merged:
+        received = examples[0] or context
         raise RequestError(
             "Each of `examples` must hold one value, and all of them the same one of "
-            f"{', '.join(ways)}. Received: {described(examples[0])} first"
+            f"{', '.join(ways)}. Received: {described(received)} first"
         )
     spec = ways[name].input
-    array = tensors.from_json([one[name] for one in examples], name, spec.dtype)
+    array = _from_json([one[name] for one in merged], spec, servable)
     lengths = [-1 if length is None else length for length in spec.shape[1:]]
     if array.ndim == 2 and math.prod(lengths) == array.shape[1]:
         array = array.reshape(-1, *lengths)  # flat, as in a tf.train.Example
@@ -181,6 +190,11 @@ def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) ->
     name = document.get("signature_name", "")
     # Clients send an empty name for an unset field.
     return tensors.signature_named(DEFAULT_SIGNATURE if name == "" else name, signatures)
+
+
+def _from_json(value: Any, spec: TensorSpec, servable: Servable) -> np.ndarray:
+    most = spec.most_values(servable.batcher.max_batch_size)
+    return tensors.from_json(value, spec.name, spec.dtype, most)
 
 
 def _value(content: Any, name: str) -> Any:

@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import re
+import tracemalloc
 
 import pytest
 
@@ -56,7 +57,10 @@ BAD_JSON = [
     b'{"instances": [[[[NaN],[1]],[[1],[-Infinity]]]]}',
     b'{"instances": ' + b"[" * 100_000,
     b'{"a":' * 1000 + b"1" + b"}" * 1000,
-    b'{"instances": [' + b"[]," * tensors.MAX_CONTAINERS + b"[]]}",
+    b'{"instances": [' + b"[]," * 2_000_000 + b"[]]}",
+    b'{"instances": [' + b"{}," * 1_000_000 + b"{}]}",
+    b'{"instances": [' + b"1," * 3_000_000 + b"1]}",
+    b'{"instances": ["' + b'","' * 2_000_000 + b'"]}',
     b'{"instances": ["\\ud800"]}',
     '{"instances": []}'.encode("utf-16"),
     b'{"instances": [' + b"9" * 10_000 + b"]}",
@@ -115,7 +119,7 @@ MISTAKES = [
     (INFER, tensor(shape=[1, 4]), r"must have the shape .* Received: \(1, 4\)"),
     (INFER, tensor(shape=[1] * 100), "`inputs.0.shape`: .*at most 32"),
     (INFER, tensor(shape=[2, 2, 2, 1]), "must have 8 values"),
-    (INFER, tensor(shape=[2**31 - 1] * 4), "values"),
+    (INFER, tensor(shape=[1, *[2**31 - 1] * 3]), "must have the shape"),
     (INFER, tensor(shape=[10**30, 2, 2, 1]), "`inputs.0.shape.0`: "),
     (INFER, tensor(shape=[0, 2, 2, 1], data=[]), "`inputs.0.shape.0`: .*greater than 0"),
     (INFER, tensor(data=[1, [2]] * 2), "a list of 1"),
@@ -264,13 +268,75 @@ def test_paths_that_lead_nowhere(server, status, method):
         check_refusal(answer, status, WORDS[status])
 
 
-def test_limits(server):
-    for path, body in (
-        (PREDICT, {"instances": [ROW] * 9}),
-        (CLASSIFY, {"examples": [{"images": ROW}] * 9}),
-        (INFER, tensor(shape=[9, 2, 2, 1], data=[1] * 36)),
-    ):
-        check_refusal(server.ask("POST", path, body), 413, "at most 8 examples. Received: 9")
+ROWS = "at most 8 examples. Received: "
+VALUES = "may have at most {} values here. Received: "
+TEXTS = {"name": "image_bytes", "datatype": "BYTES"}
+#: For each list that a request can hold: one with too many items, the status, and the refusal.
+TOO_MANY = [
+    (PREDICT, {"instances": [ROW] * 9}, 413, ROWS + "9"),
+    (PREDICT, {"inputs": [ROW] * 9}, 413, ROWS + "9"),
+    (PREDICT, {"inputs": {"images": [0] * 10**6}}, 413, ROWS + "1000000"),
+    (PREDICT, {"instances": [[0] * 10**6]}, 400, VALUES.format(32) + "1000000 values or lists"),
+    (PREDICT, {"instances": [[[0] * 10**6] * 2]}, 400, VALUES.format(32) + "2000000 values"),
+    (PREDICT, files("1", *"2" * 8), 413, ROWS + "9"),
+    (PREDICT, files(["1"] * 10**5), 400, VALUES.format(8) + "100000 values"),
+    (CLASSIFY, {"examples": [{"images": ROW}] * 9}, 413, ROWS + "9"),
+    (CLASSIFY, {"examples": [{}] * 16_000, "context": {"images": ROW}}, 413, ROWS + "16000"),
+    (CLASSIFY, {"examples": [{"images": [0] * 10**6}]}, 400, VALUES.format(32) + "1000000"),
+    (CLASSIFY, {"examples": [{}] * 8, "context": {"images": [0] * 10**6}}, 400, "at most 32 val"),
+    (
+        CLASSIFY,
+        {"examples": [{}] * 8, "context": dict.fromkeys(map(str, range(10**5)))},
+        400,
+        "one",
+    ),
+    (CLASSIFY, {"examples": [dict.fromkeys(map(str, range(10**4)))] * 8}, 400, "must hold one val"),
+    (INFER, {"inputs": [GOOD] * 10**4}, 400, "exactly one tensor. Received: a list of 10000"),
+    (INFER, tensor() | {"outputs": [LOGITS] * 10**5}, 400, "`outputs`: .*at most 3 items"),
+    (INFER, tensor(shape=[2] * 10**6), 400, "`inputs.0.shape`: .*at most 32"),
+    (INFER, tensor(shape=[9, 2, 2, 1], data=[1] * 36), 413, ROWS + "9"),
+    (INFER, tensor(data=[0] * 10**6), 400, VALUES.format(4) + "1000000 values"),
+    (INFER, tensor(data=[[0] * 1000] * 1000), 400, VALUES.format(4) + "1000 values or lists"),
+    (INFER, {"inputs": [TEXTS | {"shape": [9], "data": ["1"] * 9}]}, 413, ROWS + "9"),
+    (INFER, {"inputs": [TEXTS | {"shape": [1], "data": ["1"] * 10**5}]}, 400, VALUES.format(1)),
+    (INFER, tensor() | {"id": "x" * 10**6}, 400, "`id`: .*at most 1000 characters"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "words"), TOO_MANY, ids=range(len(TOO_MANY)))
+def test_too_much_of_everything_is_refused_before_it_is_put_together(
+    server, path, body, status, words, monkeypatch
+):
+    """No array is made, no text is decoded, no image is computed."""
+    body = json.dumps(body).encode()
+
+    def no_work(*_, **__):
+        raise AssertionError("work before the limits")
+
+    monkeypatch.setattr(tensors.np, "array", no_work)
+    monkeypatch.setattr(tensors, "_to_bytes", no_work)
+    monkeypatch.setattr(server.servable.batcher, "submit", no_work)
+    tracemalloc.start()
+    try:
+        answer = server.ask("POST", path, body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    check_refusal(answer, status, words)
+    assert peak < len(body) + 100 * 2**20
+
+
+@pytest.mark.parametrize("datatype", ["BYTES", "UINT8"])
+def test_too_much_of_a_binary_tensor(server, datatype):
+    size = {"binary_data_size": 4 * 10**6}
+    given = TENSOR | {"datatype": datatype, "shape": [10**6], "parameters": size}
+    for name in ("images", "image_bytes"):
+        head = json.dumps({"inputs": [given | {"name": name}]}).encode()
+        body = head + bytes(4 * 10**6)
+        check_refusal(server.ask("POST", INFER, body, {LENGTH: str(len(head))}), 413, ROWS)
+
+
+def test_encodings(server):
     for encoding in ("gzip", "br"):
         answer = server.ask("POST", PREDICT, {}, {"Content-Encoding": encoding})
         check_refusal(answer, 415, f"Content-Encoding. Received: {encoding}")
