@@ -31,9 +31,13 @@ from keras_preact.serving.tensors import Call, shortened
 
 log = logging.getLogger("keras_preact.serving")
 
-#: Paths that need no token: probes have none, and the page asks the user for it.
-OPEN = re.compile(r"/|/static/.*|/v2/health/(live|ready)")
-PROBES = re.compile(r"/v2/health/(live|ready)|/metrics")
+#: Paths of health probes. They need neither a token nor a host: a kubelet sends the address of the
+#: pod, and HAProxy nothing.
+HEALTH = re.compile(r"/v2/health/(live|ready)")
+#: Paths that need no token, with those: the page asks the user for it.
+OPEN = re.compile(rf"/|/static/.*|{HEALTH.pattern}")
+#: Paths that are not logged by default: probes and scrapes.
+PROBES = re.compile(rf"{HEALTH.pattern}|/metrics")
 #: Work on fewer bytes takes little more time than handing it to a thread.
 INLINE_BYTES = 8 * 1024
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -87,22 +91,10 @@ class Gate:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Check the host that the request is for, and its token."""
-        hosts = headers.getlist("host")
-        if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
-            raise RequestError(
-                f"An HTTP/1.1 request must have one Host header. Received: {len(hosts)}"
-            )
-        if self._hosts is not None and hosts:
-            # without the port; an IPv6 address is in brackets
-            host = re.sub(r":\d*$", "", hosts[0]).strip("[]").lower()
-            if host not in self._hosts:
-                raise RequestError(
-                    f"This server answers to {', '.join(sorted(self._hosts))}. Received: "
-                    f"{shortened(host)!r}. Start it with --allowed-hosts to allow another name."
-                )
         token, path = self._settings.token, scope["path"]
-        is_open = OPEN.fullmatch(path) or (self._settings.open_metrics and path == "/metrics")
-        if token is None or is_open:
+        is_open_metrics = self._settings.open_metrics and path == "/metrics"
+        self._check_host(scope, headers, HEALTH.fullmatch(path) is None and not is_open_metrics)
+        if token is None or OPEN.fullmatch(path) or is_open_metrics:
             return
         sent = headers.get("authorization", "")
         scheme, _, value = sent.encode().partition(b" ")
@@ -112,6 +104,24 @@ class Gate:
                 f"Received: {'another value' if sent else 'no such header'}",
                 401,
                 {"WWW-Authenticate": "Bearer"},
+            )
+
+    def _check_host(self, scope: Scope, headers: Headers, is_needed: bool) -> None:
+        # The HTTP server adds an empty header to a request without one.
+        hosts = [host for host in headers.getlist("host") if host.strip()]
+        is_missing = is_needed and not hosts and scope["http_version"] == "1.1"
+        if len(hosts) > 1 or is_missing:
+            raise RequestError(
+                f"An HTTP/1.1 request must have one Host header. Received: {len(hosts)}"
+            )
+        if self._hosts is None or not hosts or not is_needed:
+            return
+        # without the port; an IPv6 address is in brackets
+        host = re.sub(r":\d*$", "", hosts[0]).strip("[]").lower()
+        if host not in self._hosts:
+            raise RequestError(
+                f"This server answers to {', '.join(sorted(self._hosts))}. Received: "
+                f"{shortened(host)!r}. Start it with --allowed-hosts to allow another name."
             )
 
     def _refusal(self, scope: Scope, error: Exception, request_id: str) -> Response:

@@ -83,7 +83,7 @@ class Settings:
     access_log: Literal["requests", "all", "none"] = option(
         "requests", "what to log: requests, all (probes and scrapes too), or none"
     )
-    open_metrics: bool = option(False, "answer /metrics without a token")
+    open_metrics: bool = option(False, "answer /metrics without a token, under every host name")
     #: Clients send it as `Authorization: Bearer TOKEN`. `None`: everybody may use the server.
     token: Annotated[str, Field(pattern="^[!-~]+$")] | None = dataclasses.field(
         default=None, repr=False

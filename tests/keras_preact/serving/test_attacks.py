@@ -181,7 +181,7 @@ def test_images_of_clients_that_left_hold_nobody_up(server):
         POST + b"Content-Length: -1\r\n\r\n",
         POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
         POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
-        b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n",  # without a host
+        b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n",  # without a host
         GET[:-2] + b"Host: localhost\r\nConnection: close\r\n\r\n",  # with two
     ],
 )

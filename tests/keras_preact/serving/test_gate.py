@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import socket
 
 import pytest
 from prometheus_client import parser
@@ -79,7 +80,6 @@ NAMED = {"allowed_hosts": "A.example, b.example"}
         (LOCAL, "[::1]:8501", 200),
         (LOCAL, "evil.example", 400),
         (LOCAL, "127.0.0.1.evil.example:8501", 400),
-        (LOCAL, "", 400),
         (LOCAL, "evil" * 10_000, 400),
         ({"host": "127.0.0.2"}, "127.0.0.2", 200),
         ({"host": "0.0.0.0"}, "any.example", 200),
@@ -91,12 +91,53 @@ NAMED = {"allowed_hosts": "A.example, b.example"}
 def test_a_local_server_is_reached_under_no_other_name(options, host, status):
     """A page could read it under a name of its own, which leads to 127.0.0.1."""
     with fakes.serving(**options) as server:
-        answer = server.ask("GET", "/v2/health/live", headers={"Host": host})
+        answer = server.ask("GET", "/v2", headers={"Host": host})
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            assert server.ask("GET", path, headers={"Host": host}).status == 200
     assert answer.status == status
     if status == 400:
         received = f"Received: {shortened(host.partition(':')[0])!r}. "
         assert f"{received}Start it with --allowed-hosts" in answer.json["error"]
         assert len(answer.body) < 300
+
+
+ANY = {"allowed_hosts": "*"}
+NONE, EMPTY, TWICE = b"", b"Host:\r\n", b"Host: localhost\r\nHost: localhost\r\n"
+BLANK = b"Host:  \r\n"
+
+
+@pytest.mark.parametrize("options", [LOCAL, NAMED, ANY], ids=["local", "named", "any"])
+@pytest.mark.parametrize(
+    ("path", "version", "hosts", "status"),
+    [
+        # HAProxy's checks are HTTP/1.0 without a host, unless configured otherwise.
+        *[("/v2/health/live", "1.0", hosts, 200) for hosts in (NONE, EMPTY)],
+        *[("/v2/health/ready", "1.1", hosts, 200) for hosts in (NONE, EMPTY, BLANK)],
+        *[("/v2", "1.0", hosts, 200) for hosts in (NONE, EMPTY, BLANK)],
+        *[("/v2", "1.1", hosts, 400) for hosts in (NONE, EMPTY, BLANK)],
+        *[(path, "1.1", TWICE, 400) for path in ("/v2", "/v2/health/live")],
+        ("/metrics", "1.1", NONE, 400),
+    ],
+)
+def test_requests_without_a_host(options, path, version, hosts, status):
+    request = f"GET {path} HTTP/{version}\r\nConnection: close\r\n".encode() + hosts + b"\r\n"
+    with (
+        fakes.serving(**options) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection,
+    ):
+        connection.sendall(request)
+        head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    if status == 400:
+        received = 2 if hosts == TWICE else 0
+        assert f"must have one Host header. Received: {received}" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(("open_metrics", "status"), [(False, 400), (True, 200)])
+def test_open_metrics_are_open_to_every_host(open_metrics, status):
+    """Prometheus sends the address of the pod."""
+    with fakes.serving(open_metrics=open_metrics, token=TOKEN, **NAMED) as server:
+        assert server.ask("GET", "/metrics", headers={"Host": "10.0.0.7:8501"}).status == status
 
 
 def test_a_log_that_nobody_reads_holds_nobody_up():
