@@ -88,33 +88,38 @@ def _readable(path: Path, message: str) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -> None:
-    """Serve until SIGTERM or SIGINT, then end the process.
+    """Serve until SIGTERM or SIGINT, then end the process: with status 0, or 1 if the HTTP
+    server fails.
 
     Args:
         arguments: Command line. Default: the command line of this process.
         examples: Lines for the help text.
     """
     chosen = settings(arguments, examples)
-    try:
-        address = server.free_address(chosen.host, chosen.port)
-    except OSError as error:
-        _fail(f"cannot listen on {chosen.host} port {chosen.port}: {error.strerror or error}")
-    prometheus_client.disable_created_metrics()  # they double the series, and nothing reads them
-    app = create_app(chosen)
-    log = logs.configure(app.state.metrics.dropped_lines.inc)
-    if chosen.token is None and not ipaddress.ip_address(address[0]).is_loopback:
-        _say(
-            f"Warning: no token is set: everybody who can reach {address[0]} can use this server. "
-            "Set one with --token-file."
-        )
-    _say(f"Loading the models of {chosen.directory}.")
-    asyncio.run(_serve(app, chosen, address))
-    log.finish(1.0)
-    # Python would wait for threads of the HTTP server, and for a computation that hangs.
-    os._exit(0)
+    with contextlib.ExitStack() as stack:
+        try:
+            address = stack.enter_context(server.reserved(chosen.host, chosen.port))
+        except OSError as error:
+            _cannot_listen(chosen, error.strerror or error)
+        prometheus_client.disable_created_metrics()  # they double the series; nothing reads them
+        app = create_app(chosen)
+        log = logs.configure(app.state.metrics.dropped_lines.inc)
+        if chosen.token is None and not ipaddress.ip_address(address[0]).is_loopback:
+            _say(
+                f"Warning: no token is set: everybody who can reach {address[0]} can use this "
+                "server. Set one with --token-file."
+            )
+        _say(f"Loading the models of {chosen.directory}.")
+        try:
+            asyncio.run(_serve(app, chosen, address, log))
+        except server.NotListening as error:
+            log.finish(1.0)
+            _cannot_listen(chosen, error)
 
 
-async def _serve(app: Starlette, chosen: Settings, address: tuple[str, int]) -> None:
+async def _serve(
+    app: Starlette, chosen: Settings, address: tuple[str, int], log: logs.Log
+) -> NoReturn:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def end() -> None:
@@ -128,7 +133,14 @@ async def _serve(app: Starlette, chosen: Settings, address: tuple[str, int]) -> 
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    async with server.running(app, chosen, address):
+    stopping = loop.create_task(stop.wait())
+    stack = contextlib.AsyncExitStack()
+    start = loop.create_task(stack.enter_async_context(server.running(app, chosen, address)))
+    await asyncio.wait({start, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set() and not start.done():
+        _leave(log, 0)  # nobody was served yet, and a load cannot be interrupted
+    serving = start.result()
+    async with stack:
         # Models and libraries stay: the garbage collector need not check them each time.
         gc.freeze()
         # Requests leave no cycles, and lists of a million values would start it 1,000 times.
@@ -140,8 +152,24 @@ async def _serve(app: Starlette, chosen: Settings, address: tuple[str, int]) -> 
         ]
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         where = f"http://{host}:{address[1]}"
-        print(f"Serving at {where}: {', '.join(models) or 'no models yet'}", flush=True)
-        await stop.wait()
+        if not stop.is_set():
+            print(f"Serving at {where}: {', '.join(models) or 'no models yet'}", flush=True)
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not stop.is_set():
+        _say(f"{PROGRAM}: error: the HTTP server ended ({serving.exception()}). Start it again.")
+    _leave(log, 0 if stop.is_set() else 1)
+
+
+def _leave(log: logs.Log, status: int) -> NoReturn:
+    """End the process now. Python would wait for threads of the HTTP server, for a load,
+    and for a computation that hangs.
+    """
+    log.finish(1.0)
+    os._exit(status)
+
+
+def _cannot_listen(chosen: Settings, reason: object) -> NoReturn:
+    _fail(f"cannot listen on {chosen.host} port {chosen.port}: {reason}")
 
 
 def _say(message: str) -> None:

@@ -117,15 +117,13 @@ class Repository:
 
     async def stop(self) -> None:
         """Lend nothing more, and close everything. After `settings.drain_seconds`, do
-        not wait longer for versions in use.
+        not wait longer for versions in use. A load cannot be interrupted, and is not
+        waited for: its version is closed when it is there.
         """
         self._stopping.set()
+        self._keep_nothing()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_seconds):
-                if self._poller:  # a load cannot be interrupted
-                    await asyncio.wait([self._poller])
-                for name in self._models:
-                    self._keep(name, set())
                 while self._closing:
                     await asyncio.wait(self._closing)
 
@@ -236,6 +234,7 @@ class Repository:
                 await asyncio.wait_for(self._stopping.wait(), self._settings.poll_seconds)
                 return
             await self._update()
+        self._keep_nothing()
 
     async def _update(self) -> None:
         """Load and close versions to match the directory."""
@@ -316,6 +315,10 @@ class Repository:
         else:
             version.failed_files = None
             version.enter("AVAILABLE")
+
+    def _keep_nothing(self) -> None:
+        for name in self._models:
+            self._keep(name, set())
 
     def _keep(self, name: str, kept: set[int]) -> None:
         """Drain the available versions that are not in `kept`."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -31,12 +31,32 @@ def free_address(host: str, port: int) -> tuple[str, int]:
         return probe.getsockname()[:2]
 
 
+@contextlib.contextmanager
+def reserved(host: str, port: int) -> Iterator[tuple[str, int]]:
+    """Keep a port until the context ends, without listening on it: models take a while to
+    load. Yield the result of `free_address`.
+
+    Raises:
+        OSError: if no server can listen on the port.
+    """
+    address = free_address(host, port)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
+        # The server itself may bind the port beside this socket, because this one does not listen.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(address)
+        yield address
+
+
+class NotListening(Exception):
+    """The HTTP server cannot listen, or has ended; the message is a sentence."""
+
+
 @contextlib.asynccontextmanager
 async def running(
     app: Starlette, settings: Settings, address: tuple[str, int]
-) -> AsyncIterator[None]:
+) -> AsyncIterator[asyncio.Task[None]]:
     """Serve an app until the context ends. The context begins when the server accepts
-    connections.
+    connections, and yields its task, which ends earlier only if the server fails.
 
     At its end the app says at once that it is not ready, no new connection is accepted,
     and requests in progress have `settings.drain_seconds` to finish.
@@ -45,6 +65,10 @@ async def running(
         app: The result of `create_app`.
         settings: The server's settings.
         address: A result of `free_address`.
+
+    Raises:
+        NotListening: if another program has taken the port meanwhile, or the server
+            ends at once.
     """
     server = embed.Server(
         app,
@@ -62,14 +86,21 @@ async def running(
         log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}},  # changes nothing
     )
     async with app.router.lifespan_context(app):
+        try:
+            free_address(*address)  # else the connection below could be another program's
+        except OSError as error:
+            raise NotListening(str(error.strerror or error)) from error
         serving = asyncio.create_task(server.serve())
-        await _connected(address)
-        yield
+        connected = asyncio.create_task(_connected(address))
+        await asyncio.wait({serving, connected}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            connected.cancel()
+            raise NotListening(f"the HTTP server ended ({serving.exception()})")
+        yield serving
         app.state.stopping = True
         app.state.admission.finish_by(asyncio.get_running_loop().time() + settings.drain_seconds)
         server.stop()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(serving, settings.drain_seconds + 1)
+        await asyncio.wait({serving}, timeout=settings.drain_seconds + 1)
 
 
 async def _connected(address: tuple[str, int]) -> None:

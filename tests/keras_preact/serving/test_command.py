@@ -1,12 +1,22 @@
 """The command: once in a process, as a user starts it, and its errors."""
 
+import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
+import threading
+from unittest import mock
 
 import pytest
 
 from keras_preact.serving import __main__ as command
+from keras_preact.serving import app as app_module
+from keras_preact.serving import server as server_module
+from keras_preact.serving.loading import LoadError
+from keras_preact.serving.repository import Repository
+from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.server_process import (
     NAME,
     PATIENCE,
@@ -65,3 +75,140 @@ def test_an_address_that_cannot_be_taken_is_said_in_one_line(tmp_path, capsys):
     error = capsys.readouterr().err
     assert f"cannot listen on 127.0.0.1 port {port}: " in error
     assert error.count("\n") == 1
+
+
+class Ended(BaseException):
+    """The end of the process, with its status."""
+
+
+class Command:
+    """The command in this process, for one version of one model."""
+
+    def __init__(self, folder, monkeypatch, load):
+        self._folder = folder
+        self.arguments = [str(folder), "--port", "0", "--poll-seconds", "0.01"]
+        self.said, self.ended = threading.Event(), threading.Event()
+        self.add(7)
+
+        def create_app(settings):
+            return app_module.create_app(settings, Repository(settings, load))
+
+        def leave(status):
+            self.ended.set()
+            raise Ended(status)
+
+        monkeypatch.setattr(command, "create_app", create_app)
+        monkeypatch.setattr(command, "print", lambda *_, **__: self.said.set(), raising=False)
+        monkeypatch.setattr(command, "_say", lambda text: None)
+        monkeypatch.setattr(command.os, "_exit", leave)
+        for name in ("freeze", "set_threshold"):
+            monkeypatch.setattr(command.gc, name, lambda *_: None)
+        monkeypatch.setattr(command.threading, "Timer", mock.Mock())
+        monkeypatch.setattr(command.logs, "configure", lambda dropped: mock.Mock())
+
+    def add(self, version):
+        (self._folder / "toy" / str(version)).mkdir(parents=True)
+        (self._folder / "toy" / str(version) / "saved_model.pb").touch()
+
+    def main(self):
+        """Return the status with which it ends."""
+        with pytest.raises(Ended) as ended:
+            command.main(self.arguments)
+        return ended.value.args[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_first_model_loads_ends_it_at_once(tmp_path, monkeypatch, number):
+    def load(path, settings):
+        os.kill(os.getpid(), number)
+        ended.append(one.ended.wait(20))  # a load that does not end before the process
+        raise LoadError("It is broken.")
+
+    ended = []
+    one = Command(tmp_path, monkeypatch, load)
+    assert one.main() == 0
+    assert ended == [True]
+    assert not one.said.is_set()
+
+
+def test_a_signal_while_a_new_version_loads_ends_it_at_once(tmp_path, monkeypatch):
+    def load(path, settings):
+        if path.name == "7":
+            one.add(8)
+            return fakes.load(path, settings)
+        assert one.said.wait(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        ended.append(one.ended.wait(20))
+        raise LoadError("It is broken.")
+
+    ended = []
+    one = Command(tmp_path, monkeypatch, load)
+    assert one.main() == 0
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("error", [OSError("no more descriptors"), None])
+def test_an_http_server_that_ends_ends_the_process(tmp_path, monkeypatch, error):
+    serve = server_module.embed.Server.serve
+
+    async def ending(self):
+        serving = asyncio.create_task(serve(self))
+        assert await asyncio.to_thread(one.said.wait, 60)
+        self.stop()
+        await serving
+        if error:
+            raise error
+
+    one = Command(tmp_path, monkeypatch, fakes.load)
+    monkeypatch.setattr(server_module.embed.Server, "serve", ending)
+    said = []
+    monkeypatch.setattr(command, "_say", said.append)
+    assert one.main() == 1
+    assert f"error: the HTTP server ended ({error})" in said[-1]
+
+
+@contextlib.contextmanager
+def listening(port):
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        yield
+
+
+@pytest.mark.parametrize("when", ["during the load", "after the check"])
+def test_a_port_that_another_program_takes_meanwhile(tmp_path, monkeypatch, capsys, when):
+    """Nobody is told that this server serves there."""
+    with contextlib.ExitStack() as stack:
+        free_address = server_module.free_address
+        addresses = []
+
+        def checked(host, port):
+            addresses.append(free_address(host, port))
+            if len(addresses) == 2 and when == "after the check":
+                stack.enter_context(listening(port))
+            return addresses[-1]
+
+        def load(path, settings):
+            if when == "during the load":
+                stack.enter_context(listening(addresses[0][1]))
+            return fakes.load(path, settings)
+
+        one = Command(tmp_path, monkeypatch, load)
+        monkeypatch.setattr(server_module, "free_address", checked)
+        said = []
+        monkeypatch.setattr(command, "_say", said.append)
+        with pytest.raises(SystemExit) as ended:
+            command.main(one.arguments)
+    assert ended.value.code == 2
+    assert not one.said.is_set()
+    assert "cannot listen on 127.0.0.1 port 0: " in said[-1]
+
+
+def test_a_reserved_port_is_not_free_for_others():
+    with server_module.reserved("127.0.0.1", 0) as address:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=60)
+        assert server_module.free_address(*address) == address

@@ -422,10 +422,10 @@ async def test_stop_while_a_version_is_being_loaded(tmp_path):
         await until(lambda: loader.attempts)
         assert states(repository, "first") == {1: "LOADING"}
         assert not repository.servables()
-        stopping = asyncio.create_task(repository.stop())
-        await asyncio.sleep(0)
+        await repository.stop()  # does not wait for it
+        assert not loader.loaded
         loader.open.set()
-        await stopping
+        await until(lambda: loader.loaded and loader.loaded[0].closed)
     assert loader.attempts == [("first", 1)]
     assert [loaded.closed for loaded in loader.loaded] == [1]
 
