@@ -33,6 +33,9 @@ def check_version(directory: Path, version: int | None) -> None:
             "`directory` must be a folder, or a path that does not exist yet. Received: "
             f"{directory}, a file"
         )
+    name = directory.resolve().name
+    if problem := versions.name_problem(name):
+        raise ValueError(f"`directory` needs another name. {problem} Received: {name!r}")
     following = next_version(directory)
     if version is not None:
         _checks.positive_int(version, "version")

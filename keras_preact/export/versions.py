@@ -4,7 +4,7 @@ folder holds versions, folders with a number for their name and a SavedModel in 
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 #: The file that makes a folder a SavedModel.
@@ -56,6 +56,35 @@ def numbered(folder: Path) -> dict[int, Path]:
         OSError: if the folder exists and cannot be read.
     """
     return _numbered(folder, entries(folder))
+
+
+def name_problem(name: str) -> str:
+    """Return what is wrong with a model's name, empty if nothing is."""
+    if ":" in name:
+        return "A colon ends a model's name in the addresses of /v1, TensorFlow Serving's."
+    return "Folders whose names start with a dot are not served." if name.startswith(".") else ""
+
+
+def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what `os.walk` yields, in the folders behind links too: a volume of
+    Kubernetes links each entry of a version. A link to a folder above it is not followed.
+    """
+    above: dict[str, frozenset[str]] = {}
+    for path, folders, names in os.walk(folder, followlinks=True):
+        parents = above.get(os.path.dirname(path), frozenset())
+        own = os.path.realpath(path)
+        if own in parents:
+            folders.clear()
+            continue
+        above[path] = parents | {own}
+        yield path, folders, names
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, without hidden ones."""
+    for path, folders, names in walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(path, name) for name in names if not name.startswith("."))
 
 
 def entries(folder: Path, hidden: bool = False) -> list[str]:

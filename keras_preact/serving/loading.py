@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact.export import _directory
-from keras_preact.export.versions import number_of
+from keras_preact.export import _directory, versions
 from keras_preact.preprocessing import InputRange
 from keras_preact.serving import engines
 from keras_preact.serving.batching import Batcher, ComputationError
@@ -41,7 +40,7 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
         LoadError: if its files are wrong; the message is a sentence without a path.
         Exception: of another class, if a library cannot load or compute the model.
     """
-    version = number_of(path.name)
+    version = versions.number_of(path.name)
     assert version is not None
     labels = path.parent.name, str(version)
     name, card_file = _directory.OWN_CARD.as_posix(), path / _directory.OWN_CARD
@@ -112,8 +111,7 @@ def check_files(version: Path, hashes: dict[str, str]) -> None:
         LoadError: if a file is missing, damaged, or not in the card. Hidden files are
             ignored.
     """
-    paths = [path for path in version.rglob("[!.]*") if not path.is_dir()]
-    present = {path.relative_to(version).as_posix() for path in paths}
+    present = {path.relative_to(version).as_posix() for path in versions.files(version)}
     for name in sorted(present - {_directory.OWN_CARD.as_posix(), *hashes}):
         raise LoadError(
             f"It holds {name}, which its model card does not list. Remove this file, or export "

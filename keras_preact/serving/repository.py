@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keras_preact import _checks
-from keras_preact.export.versions import GRAPH, entries, layout
+from keras_preact.export.versions import GRAPH, entries, layout, name_problem, walk
 from keras_preact.serving import version_policy
 from keras_preact.serving.errors import NotFound, Unavailable
 from keras_preact.serving.loading import LoadError
@@ -287,7 +287,8 @@ class Repository:
         if not versions:
             del self._models[name]
         # A missing version that a policy chooses has its own status.
-        return found.problem if folder.is_dir() and (paths or not wanted) else ""
+        is_misplaced = folder.is_dir() and (paths or not wanted)
+        return (found.problem if is_misplaced else "") or (paths and name_problem(name)) or ""
 
     async def _try(self, version: Version, path: Path | None) -> None:
         """Load a version, unless it does not exist or these very files failed before.
@@ -366,7 +367,7 @@ def files_of(folder: Path) -> Files:
         OSError: if it cannot be read.
     """
     files = []
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in walk(folder):
         for path in (os.path.join(parent, name) for name in [*folders, *names]):
             # of the target of a link, unless the target does not exist yet
             status = os.stat(path, follow_symlinks=os.path.exists(path))

@@ -19,6 +19,9 @@ from keras_preact.serving.tensors import Signature
 
 log = logging.getLogger("keras_preact.serving")
 
+#: How PNG and JPEG files begin in base64, and a data URL.
+_AS_TEXT = (b"iVBORw0KGgo", b"/9j/", b"data:image/")
+
 
 @dataclasses.dataclass(eq=False)
 class Servable:
@@ -175,7 +178,7 @@ class ImageDecoder:
         results = await asyncio.gather(*jobs, return_exceptions=True)
         for number, result in enumerate(results):
             if isinstance(result, BaseException):
-                raise _translated(result, f"image {number}") from result
+                raise _translated(result, f"image {number}", files[number]) from result
         return np.concatenate(results)  # type: ignore[arg-type]
 
     def close(self) -> None:
@@ -188,7 +191,7 @@ class ImageDecoder:
         return self._decode(tf.constant([file])).numpy()
 
 
-def _translated(error: BaseException, image: str) -> BaseException:
+def _translated(error: BaseException, image: str, file: bytes) -> BaseException:
     """Return the error for the client. An error that the image did not cause is
     returned unchanged.
     """
@@ -197,9 +200,10 @@ def _translated(error: BaseException, image: str) -> BaseException:
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return error
     sentence = re.search("<<(.*?)>>", error.message, re.DOTALL)
+    if sentence is None:
+        return RequestError(f"{image} is damaged or cut off. Send a whole PNG or JPEG file.")
     # The function gets one image at a time, which it calls image 0.
-    return RequestError(
-        sentence[1].replace("image 0", image, 1)
-        if sentence
-        else f"{image} is damaged or cut off. Send a whole PNG or JPEG file."
-    )
+    text = sentence[1].replace("image 0", image, 1)
+    if file.startswith(_AS_TEXT):
+        text += '. It looks like base64 in a plain text: send it as {"b64": "BASE64"}, encoded once'
+    return RequestError(text)

@@ -542,6 +542,8 @@ def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeyp
             "networks of this package",
         ),
         ({"directory": "file"}, "a file"),
+        ({"directory": "models/a:b"}, "needs another name. A colon ends .* Received: 'a:b'"),
+        ({"directory": ".m"}, "start with a dot are not served. Received: '.m'"),
         ({"model": keras.Sequential([keras.layers.Dense(2)])}, "keras.Input"),
         ({"model": keras.layers.Dense(2)}, "functional"),
         ({"model": sequential(keras.layers.Dense(2, activation="tanh"))}, "end in a Dense layer"),

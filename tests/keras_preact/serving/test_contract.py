@@ -66,6 +66,7 @@ BAD_JSON = [
     b'{"instances": [' + b"9" * 10_000 + b"]}",
 ]
 LOGITS = {"name": "logits"}
+TEXTS = {"name": "image_bytes", "datatype": "BYTES"}
 MISTAKES = [
     *((path, body, "") for path in (PREDICT, CLASSIFY, INFER) for body in BAD_JSON),
     (PREDICT, b"\x89PNG\r\n\x1a\n123", "An image file goes into"),
@@ -88,7 +89,14 @@ MISTAKES = [
     (PREDICT, {"instances": [b64(b"1")]}, 'add "signature_name": "predict_bytes"'),
     (PREDICT, files({"b64": "M!I"}), 'base64.*Received: the text "M!I"'),
     (PREDICT, files(7), "Received: 7"),
-    (PREDICT, files("1", "x"), "image 1 is no number"),
+    (PREDICT, files("1", "x"), "image 1 is no number$"),
+    *(
+        (PREDICT, files("1", start + "AAAA"), "image 1 is no number. It looks like base64 in a pl")
+        for start in ("iVBORw0KGgo", "/9j/", "data:image/png;base64,")
+    ),
+    (PREDICT, files({"b64": "M\u00a0I"}), "standard alphabet"),
+    (CLASSIFY, {"examples": [{"image_bytes": "iVBORw0KGgo="}]}, "base64 in a plain text: send"),
+    (INFER, {"inputs": [TEXTS | {"shape": [1], "data": ["/9j/4AAQ"]}]}, "base64 in a plain text"),
     (CLASSIFY, {"examples": []}, "at least one object"),
     (CLASSIFY, {"instances": [ROW]}, 'Received: an object with the keys "instances"'),
     (CLASSIFY, {"examples": [{}]}, "an empty object"),
@@ -270,7 +278,6 @@ def test_paths_that_lead_nowhere(server, status, method):
 
 ROWS = "at most 8 examples. Received: "
 VALUES = "may have at most {} values here. Received: "
-TEXTS = {"name": "image_bytes", "datatype": "BYTES"}
 #: For each list that a request can hold: one with too many items, the status, and the refusal.
 TOO_MANY = [
     (PREDICT, {"instances": [ROW] * 9}, 413, ROWS + "9"),

@@ -170,6 +170,15 @@ async def test_a_model_in_the_wrong_place_is_explained_once(tmp_path, polled, ca
         await until(lambda: repository.problems() == {"good": 0, "m": 0})
 
 
+async def test_a_name_that_no_address_of_v1_can_hold(tmp_path, polled, caplog):
+    export(tmp_path / "a:b", 1)
+    async with serving(tmp_path, Loader()) as repository:
+        await polled()
+        assert warnings(caplog, "^model a:b: A colon ends a model's name") == 1
+        assert repository.problems() == {"a:b": 1}
+        assert leased(repository, "a:b") == 1  # as /v2 can
+
+
 @pytest.mark.parametrize(
     ("files", "served", "words"),
     [

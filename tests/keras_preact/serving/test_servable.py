@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_preact.serving import loading
+from keras_preact.serving import loading, repository
 from keras_preact.serving.errors import RequestError, TooBusy, TooLarge
 from keras_preact.serving.loading import LoadError
 from keras_preact.serving.metrics import Metrics
@@ -198,6 +198,43 @@ def test_a_version_that_cannot_be_served_says_why(damage, message, version, tmp_
         load(damaged)
     assert message in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
+
+
+def linked(version, place):
+    """Link each entry of a version, as KServe does."""
+    place.mkdir()
+    for entry in version.iterdir():
+        (place / entry.name).symlink_to(entry)
+
+
+def in_a_volume(version, place):
+    """Link each entry through a hidden folder, as Kubernetes does in a volume."""
+    shutil.copytree(version, place / "..2026_11_27")
+    (place / "..data").symlink_to("..2026_11_27")
+    for entry in version.iterdir():
+        (place / entry.name).symlink_to(f"..data/{entry.name}")
+
+
+def with_a_loop(version, place):
+    linked(version, place)
+    (place / "again").symlink_to(place)
+    (place / "above").symlink_to("..")
+
+
+@pytest.mark.parametrize("link", [linked, in_a_volume, with_a_loop])
+def test_a_version_of_links(version, tmp_path, link):
+    disk, served = shutil.copytree(version, tmp_path / "disk"), tmp_path / NAME / "07"
+    served.parent.mkdir()
+    link(disk, served)
+    hashes = json.loads((version / CARD).read_text())["files"]
+    loading.check_files(served, hashes)
+    with pytest.raises(LoadError, match=r"Its saved_model\.pb is damaged"):
+        loading.check_files(served, hashes | {"saved_model.pb": "0"})
+    before = repository.files_of(served)
+    (served / "variables" / "more").touch()
+    assert repository.files_of(served) != before
+    with pytest.raises(LoadError, match="It holds variables/more"):
+        loading.check_files(served, hashes)
 
 
 def test_a_version_without_warm_up_and_with_smaller_batches_leaves_no_memory(version, tmp_path):

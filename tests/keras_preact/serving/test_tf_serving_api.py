@@ -56,6 +56,8 @@ def test_columns_are_answered_by_columns(server, inputs):
         [b64(b"12"), b64(b"0")],
         [{"image_bytes": b64(b"12")}, {"image_bytes": b64(b"0")}],
         ["12", "0"],  # text is bytes too
+        [{"b64": "MT\nI="}, {"b64": "\tM\r\nA =\n"}],  # as many encoders write it
+        [{"b64": "MTI\n"}, {"b64": "M A"}],
     ],
 )
 def test_files(server, instances):
