@@ -43,6 +43,8 @@ def predict(
         raise cli.UserError(f"Name at least one image file: {cli.command('predict')} {model} IMAGE")
     cli.check_positive(top=top)
     path = version_path(model, version)
+    with networks_left_out():
+        from keras_preact.export import class_scores
     card = read_card(path)
     classes = card["classes"]
     files = [read_file(image) for image in images]
@@ -54,7 +56,8 @@ def predict(
         print(f"warning: {change}", file=sys.stderr)
     width = max(map(len, classes))
     for image, batch in zip(images, pixels, strict=True):
-        probabilities = loaded.core(batch)["probabilities"][0].numpy()
+        outputs = loaded.core(batch)["probabilities"].numpy()
+        [probabilities] = class_scores.of_classes(outputs, len(classes))
         if not np.isfinite(probabilities).all():
             raise cli.UserError(
                 f"The probabilities for {image} are not finite: the weights in {path} are damaged."

@@ -6,6 +6,7 @@ the logits.
 import dataclasses
 import functools
 import json
+import types
 
 import keras
 import numpy as np
@@ -15,8 +16,10 @@ import tensorflow as tf
 import keras_preact as kp
 from keras_preact.classifiers import Outputs
 from keras_preact.export import _check, _scores
+from keras_preact.serving.servable import Servable
 from tests.keras_preact import harness
 from tests.keras_preact.export.test_export import in_this_process
+from training.predict import predict
 
 pytestmark = pytest.mark.backend
 
@@ -180,7 +183,7 @@ NAMES = {"softmax": ["a", "b", "c"], "binary": ["no", "yes"]}
     keras.backend.backend() != "tensorflow", reason="a process with TensorFlow writes exports"
 )
 @EVERY
-def test_exports(name, maker, tmp_path, monkeypatch):
+def test_exports(name, maker, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(_check, "replay", in_this_process)
     model, logits = made(name, maker)
     kind, labels = KINDS[name], answers(name, logits)
@@ -208,7 +211,15 @@ def test_exports(name, maker, tmp_path, monkeypatch):
     harness.close(found["scores"][0].numpy(), np.array(expected)[order], 1e-5)
     card = json.loads((path.parent / "model_card.json").read_text())
     assert (card["classes"], card["activation"]) == (names, kind.probabilities)
-    if maker == "network":
+    # the server, and the command for files, name the same classes
+    server = types.SimpleNamespace(classes=names, top_k=card["top_k"])
+    best = Servable.best(server, served.core(np.full((1, 6, 6, 1), 40.0))["probabilities"].numpy())
+    assert best["classes"][0].tolist() == [names[i] for i in order]
+    harness.close(best["scores"][0], np.array(expected)[order], 1e-5)
+    (tmp_path / "image.png").write_bytes(file.numpy())
+    predict(path.parent, (tmp_path / "image.png",), top=1)
+    assert f"  {names[order[0]]}" in capsys.readouterr().out
+    if maker == "network" and name != "logits":
         path = kp.export.save(
             model,
             tmp_path / "bfloat16",
