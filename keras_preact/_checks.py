@@ -2,7 +2,9 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 T = TypeVar("T")
 
@@ -17,6 +19,19 @@ OTHER_NAMES = {
     "pretrained": "weights",
     "width": "width_factor",
 }
+
+
+def plain(value: Any) -> Any:
+    """Return NumPy's numbers, also inside lists, tuples and dictionaries, as Python's: a
+    file cannot hold others. Other values are returned as they are.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    return value
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
@@ -51,8 +66,18 @@ def one_of(value: object, allowed: Iterable[object], argument: str) -> None:
         )
 
 
-def positive_int(value: object, argument: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def is_int(value: Any) -> bool:
+    """Whether a value is a whole number of Python or NumPy; a bool is none."""
+    return isinstance(plain(value), int) and not isinstance(plain(value), bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number of Python or NumPy; a bool is none."""
+    return is_int(value) or isinstance(plain(value), float)
+
+
+def positive_int(value: Any, argument: str) -> None:
+    if not is_int(value) or value < 1:
         raise ValueError(f"`{argument}` must be a positive integer. Received: {argument}={value!r}")
 
 
@@ -73,7 +98,7 @@ def order_of_axes(shape: Sequence[int | None], data_format: str) -> None:
         )
 
 
-def fraction(value: object, argument: str) -> None:
+def fraction(value: Any, argument: str) -> None:
     """Check a rate: a number in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise ValueError(f"`{argument}` must be a number in [0, 1). Received: {argument}={value!r}")

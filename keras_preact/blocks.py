@@ -44,6 +44,10 @@ class Block:
     activation: ClassVar[str | None] = None
     gated: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checks.plain(getattr(self, field.name)))
+
     @property
     def strided(self) -> int | None:
         return None
@@ -124,6 +128,7 @@ class Convolutional(Block):
     ranks = range(4, 5)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _checks.positive_int(self.dilation, "dilation")
         _checks.positive_int(self.dilated_strides, "dilated_strides")
         _checks.one_of(self.stride_on, (None, "first", "3x3"), "stride_on")
@@ -249,6 +254,7 @@ class _TwoDense(Features):
     hidden: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.hidden is not None:
             _checks.positive_int(self.hidden, "hidden")
 
@@ -335,6 +341,7 @@ class Attention(Features):
     ranks = range(3, 4)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _checks.positive_int(self.num_heads, "num_heads")
 
     def channels(self, filters: int) -> tuple[int, ...]:

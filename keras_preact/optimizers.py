@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import keras
 from keras import ops
 
+from keras_preact import _checks
+
 
 def _is_in_name(word: str, variable: keras.Variable) -> bool:
     """Whether Keras' `exclude_from_weight_decay(var_names=[word])` excludes a variable."""
@@ -172,7 +174,7 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 f"`coupled_weight_decay` must not be negative. Received: {coupled_weight_decay}"
             )
         for prefix, factor in (rate_factors or {}).items():
-            if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+            if not _checks.is_number(factor) or not 0 <= factor < math.inf:
                 raise ValueError(
                     f"A factor must be a number, 0 or more. Received: rate_factors[{prefix!r}]="
                     f"{factor!r}"
@@ -194,7 +196,7 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 f"{self.gradient_accumulation_steps}"
             )
         self.coupled_weight_decay = coupled_weight_decay
-        self.rate_factors = dict(rate_factors or {})
+        self.rate_factors = _checks.plain(dict(rate_factors or {}))
 
     def build(self, variables):
         self._check_used(

@@ -252,9 +252,9 @@ class Dropout(Shortcut):
     def __init__(self, rate: float = 0.5, seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
         _checks.fraction(rate, "rate")
-        self.rate = rate
-        self.seed = seed
-        self.dropout = keras.layers.Dropout(rate, seed=seed, dtype=self.dtype_policy)
+        self.rate = _checks.plain(rate)
+        self.seed = seed = _checks.plain(seed)
+        self.dropout = keras.layers.Dropout(self.rate, seed=seed, dtype=self.dtype_policy)
 
     def paths(self, x, residual, training=None):
         return self.dropout(x, training=training), residual

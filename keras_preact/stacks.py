@@ -165,10 +165,10 @@ class LayerStack(HoldsLayers):
         kwargs.setdefault("trainable", template.trainable)
         super().__init__(dtype=template.dtype_policy, **kwargs)
         self.supports_masking = template.supports_masking
-        self.depth = depth
+        self.depth = _checks.plain(depth)
         self.execution = execution
-        self.remat = remat
-        self.unroll = unroll
+        self.remat = _checks.plain(remat)
+        self.unroll = _checks.plain(unroll)
         config = template.get_config() | {"trainable": True}
         # `build` freezes them after it has made the weights, because files hold weights that can
         # be trained first

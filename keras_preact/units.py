@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_preact import arrangements, blocks, initializers, options, shortcuts
+from keras_preact import _checks, arrangements, blocks, initializers, options, shortcuts
 from keras_preact._frozen import HoldsLayers
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
@@ -159,9 +159,9 @@ class ResidualUnit(HoldsLayers):
         trainable: bool = True,
     ):
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.filters = filters
+        self.filters = _checks.plain(filters)
         self.block: Any = blocks.get(block)
-        self.strides = strides
+        self.strides = _checks.plain(strides)
         self.arrangement = arrangements.get(arrangement)
         # a function: `build` makes the shortcut from it
         self._make_shortcut = chains.like(shortcuts.get(shortcut))
@@ -170,9 +170,9 @@ class ResidualUnit(HoldsLayers):
         self.downsampling = downsampling
         self.normalization = chains.get_normalization(normalization)
         self.activation = keras.activations.get(activation)
-        self.dropout = dropout
+        self.dropout = _checks.plain(dropout)
         self.dropout_at = dropout_at
-        self.stochastic_depth = stochastic_depth
+        self.stochastic_depth = _checks.plain(stochastic_depth)
         self.use_bias = use_bias
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.kernel_initializer = (

@@ -174,7 +174,7 @@ def gradient_noise(
     arrays = _inputs.check_sample(model, x)
     _inputs.watch(model, x)
     examples = len(arrays[0])
-    if not isinstance(parts, int) or parts < 2 or examples % parts:
+    if not _checks.is_int(parts) or parts < 2 or examples % parts:
         raise ValueError(
             f"`parts` must be at least 2 and divide the {examples} examples. Received: "
             f"parts={parts}"

@@ -131,7 +131,7 @@ def between(
     """
     total = sum(len(unit_names(segment)) for segment in network.segments)
     start, end = first or 0, total if last is None else last
-    are_numbers = isinstance(start, int) and isinstance(end, int)
+    are_numbers = _checks.is_int(start) and _checks.is_int(end)
     if not are_numbers or not 0 <= start <= end <= total or (first is not None and start == end):
         raise ValueError(
             f"`first` and `last` must be numbers of units in order, 0 to {total}. Received: "

@@ -260,7 +260,7 @@ def _root(function: Callable, a: float, b: float) -> float:
 
 
 def _not_negative(value: float, argument: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if not _checks.is_number(value) or not 0 <= value < math.inf:
         raise ValueError(
             f"`{argument}` must be a finite number that is not negative. Received: "
             f"{argument}={value!r}"

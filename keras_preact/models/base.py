@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_preact import initializers
+from keras_preact import _checks, initializers
 from keras_preact._frozen import freeze_inside, frozen_inside
 from keras_preact.backend import devices
 from keras_preact.layers import chains
@@ -103,8 +103,8 @@ class UnitNetwork(keras.Model):
             logits = top[0](x)
             x = chains.run_chain(top[1:], logits)
         super().__init__(inputs=inputs, outputs=x, name=name)
-        arguments = arguments | {
-            "input_shape": list(input_shape),
+        arguments = _checks.plain(arguments) | {
+            "input_shape": _checks.plain(list(input_shape)),
             "classifier_activation": activation and keras.activations.serialize(activation),
             "mean": mean if mean is None else np.asarray(mean, "float64").tolist(),
             "std": std if std is None else np.asarray(std, "float64").tolist(),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_preact import _checks, shortcuts
-from keras_preact.blocks import BLOCKS, Block, Convolutional
+from keras_preact.blocks import Block
 from keras_preact.blocks import get as get_block
 from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
 
@@ -119,8 +119,8 @@ def _three_stages(
     if block is None:
         block, units = _paper_block(depth)
     else:
-        name = get_block(block).name
-        units = _units_per_stage(depth, (name,))[name]
+        block = get_block(block)
+        [units] = _units_per_stage(depth, (block,)).values()
     if options.get("shape_shortcut", "auto") == "auto":
         projects = (
             get_block(block).expansion > 1
@@ -225,25 +225,17 @@ def fast_resnet(
     )
 
 
-def _units_per_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[str, int]:
-    """Return n for each of `blocks` that `depth` fits. If it fits none, raise a
+def _units_per_stage(depth: int, blocks: Sequence[str | Block], extra: int = 2) -> dict[str, int]:
+    """Return n by name for each of `blocks` that `depth` fits. If it fits none, raise a
     ValueError with the rules and the nearest depths.
     """
-    block_classes: dict[str, Any] = {
-        block: _checks.lookup(BLOCKS, block, "block") for block in blocks
-    }
-    if features := [
-        name
-        for name, block_class in block_classes.items()
-        if not issubclass(block_class, Convolutional)
-    ]:
+    named = {block.name: block for block in map(get_block, blocks)}
+    if features := [name for name, block in named.items() if block.strided is None]:
         raise ValueError(
             f"A network for images has convolutional blocks. Received: block={features[0]!r}"
         )
     # layers that one more unit in each of the three stages adds
-    steps = {
-        block: 3 * len(block_class.kernel_sizes) for block, block_class in block_classes.items()
-    }
+    steps = {name: 3 * len(block.channels(WIDTHS[0])) for name, block in named.items()}
     _checks.positive_int(depth, "depth")
     fits = {
         block: (depth - extra) // step

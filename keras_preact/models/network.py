@@ -174,6 +174,10 @@ class ResidualNetwork(base.UnitNetwork):
         **unit_options,
     ):
         # ---- checks ----
+        # numbers of NumPy become Python's, which Keras and JSON take
+        classes, stem_filters, output_stride, input_shape, unit_options = _checks.plain(
+            (classes, stem_filters, output_stride, tuple(input_shape), unit_options)
+        )
         stages = [stage if isinstance(stage, Stage) else Stage(*stage) for stage in stages]
         front = _checks.lookup(STEMS, stem, "stem")
         _checks.positive_int(classes, "classes")

@@ -33,6 +33,8 @@ class Stage:
     strided_unit: str = "first"
 
     def __post_init__(self):
+        for field in ("filters", "units", "strides"):
+            object.__setattr__(self, field, _checks.plain(getattr(self, field)))
         _checks.one_of(self.strided_unit, ("first", "last"), "strided_unit")
 
     @property

@@ -135,6 +135,7 @@ class TransformerNetwork(base.UnitNetwork):
     ):
         _checks.positive_int(depth, "depth")
         _checks.positive_int(classes, "classes")
+        depth, classes, input_shape = _checks.plain((depth, classes, tuple(input_shape)))
         data_format = spatial.data_format_of(data_format)
         _checks.one_of(data_format, ("channels_last", "channels_first"), "data_format")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
@@ -229,7 +230,7 @@ def _check_input_shape(shape, patch_size: int | None, data_format: str) -> tuple
         _checks.positive_int(patch_size, "patch_size")
         axes = ["height", "width"]
         axes.insert(0 if data_format == "channels_first" else 2, "channels")
-    are_known = [isinstance(size, int) and size > 0 for size in shape]
+    are_known = [_checks.is_int(size) and size > 0 for size in shape]
     if len(shape) != len(axes) or not all(are_known):
         raise ValueError(
             f"With patch_size={patch_size}, `input_shape` must be ({', '.join(axes)}), all "

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.segments import unit_names
@@ -74,7 +75,7 @@ def feature_extractor(
 
 
 def _name(model: UnitNetwork, place: str | int, counted: list[str]) -> str:
-    if isinstance(place, int) and not isinstance(place, bool):
+    if isinstance(place, int | np.integer) and not isinstance(place, bool):
         if not -len(counted) <= place < len(counted):
             raise ValueError(
                 f"An integer in `outputs` counts {', '.join(counted)}: it must be from "

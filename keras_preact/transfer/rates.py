@@ -1,5 +1,6 @@
 """Learning rates that fall from the classifier to the stem."""
 
+from keras_preact import _checks
 from keras_preact.models.base import UnitNetwork
 from keras_preact.transfer import _places
 
@@ -30,7 +31,7 @@ def rate_factors(model: UnitNetwork, decay: float) -> dict[str, float]:
     Source: discriminative fine-tuning, Sec. 3.2 of arXiv 1801.06146.
     """
     parts = ["stem", *_places.stages(model), "head"]
-    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
+    if not _checks.is_number(decay) or not 0 < decay <= 1:
         raise ValueError(f"`decay` must be a number above 0, at most 1. Received: decay={decay!r}")
     trained = {
         part

@@ -1,0 +1,145 @@
+"""What users bring: numbers of NumPy, and arrangements, shortcuts, blocks, normalisations,
+activations and initialisers of their own, through every builder and its files.
+"""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from tests.keras_preact import harness
+
+integer, real = np.int64, np.float32
+
+#: Calls with numbers of a type for whole numbers, and one for others.
+CALLS = {
+    "unit": lambda i, r: kp.ResidualUnit(
+        i(16), strides=i(2), dropout=r(0.25), stochastic_depth=r(0.5)
+    ),
+    "block": lambda i, r: kp.ResidualUnit(
+        i(8), block=kp.blocks.Bottleneck(groups=i(2), base_width=i(32), squeeze_excitation=i(2))
+    ),
+    "shortcut": lambda i, r: kp.ResidualUnit(
+        i(8), shortcut=kp.shortcuts.Dropout(r(0.5), seed=i(3))
+    ),
+    "scaling": lambda i, r: kp.ResidualUnit(
+        8, shortcut=kp.shortcuts.ConstantScaling(r(0.5), r(0.5))
+    ),
+    "stack": lambda i, r: kp.UnitStack(
+        kp.ResidualUnit(i(4)), i(3), remat=i(2), unroll=i(2), stochastic_depth=[r(0.125)] * 3
+    ),
+    "transformer unit": lambda i, r: kp.TransformerUnit(i(8), num_heads=i(2), dropout=r(0.25)),
+    "resnet_cifar": lambda i, r: kp.models.resnet_cifar(
+        i(8), classes=i(3), width_factor=r(0.5), input_shape=(i(8), i(8), i(1)), dropout=r(0.25)
+    ),
+    "options": lambda i, r: kp.models.resnet_cifar(
+        i(20), squeeze_excitation=i(4), mean=r(0.5), std=r(0.25), stochastic_depth=r(0.5)
+    ),
+    "wide_resnet": lambda i, r: kp.models.wide_resnet(i(10), i(1), input_shape=(i(8), i(8), i(3))),
+    "resnet_imagenet": lambda i, r: kp.models.resnet_imagenet(
+        i(18), classes=i(3), output_stride=i(16), input_shape=(i(64), i(64), i(3))
+    ),
+    "dense_resnet": lambda i, r: kp.models.dense_resnet(i(4), width=i(8), input_shape=(i(3),)),
+    "transformer": lambda i, r: kp.models.pre_ln_transformer(
+        i(1), width=i(8), num_heads=i(2), patch_size=i(2), input_shape=(i(4), i(4), i(1))
+    ),
+    "vanilla_cnn": lambda i, r: kp.models.vanilla_cnn(
+        i(5), filters=i(4), input_shape=(i(8), i(8), i(1))
+    ),
+    "network": lambda i, r: kp.models.ResidualNetwork(
+        [(i(4), i(2)), (i(8), i(1), i(2))],
+        stem="3x3",
+        stem_filters=i(4),
+        block="basic",
+        input_shape=[i(8), i(8), i(3)],
+        classes=i(2),
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_numbers_of_numpy(call):
+    """The configuration is the one of Python's numbers, and JSON can hold it."""
+    config = call(integer, real).get_config()
+    names = ("name", "unit", "shortcut", "kernel_initializer", "bias_initializer")
+    expected = call(int, float).get_config()
+    for key in expected.keys() - set(names):
+        assert config[key] == expected[key], key
+    json.dumps({key: value for key, value in config.items() if key != "dtype"})
+
+
+@pytest.mark.parametrize("value", [True, np.bool_(True), 0, -3, 2.0, np.float32(2), "2", None])
+def test_what_is_no_positive_integer(value):
+    assert "positive integer" in harness.error_of(lambda: kp.ResidualUnit(value))
+
+
+# --- Objects of one's own, as a module of a user defines them
+
+
+@keras.saving.register_keras_serializable("users")
+class Half(kp.shortcuts.Shortcut):
+    def paths(self, x, residual, training=None):
+        return 0.5 * x, residual
+
+
+@keras.saving.register_keras_serializable("users")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FiveByFive(kp.blocks.Convolutional):
+    name = "five_by_five"
+    kernel_sizes = (5, 3)
+
+    def channels(self, filters):
+        return (filters, filters)
+
+
+@keras.saving.register_keras_serializable("users")
+class Noise(keras.initializers.RandomNormal):
+    pass
+
+
+@keras.saving.register_keras_serializable("users")
+def squared_relu(x):
+    return keras.ops.square(keras.ops.relu(x))
+
+
+OBJECTS = {
+    "arrangement": kp.Arrangement(first=("activation",), between=("norm", "activation")),
+    "shortcut": Half(),
+    "block": FiveByFive(),
+    "normalization": keras.layers.GroupNormalization(2),
+    "activation": squared_relu,
+    "kernel_initializer": Noise(stddev=0.1),
+}
+BUILDERS = {
+    "resnet_cifar": lambda **o: kp.models.resnet_cifar(14, width_factor=0.25, **o),
+    "stacked": lambda **o: kp.models.resnet_cifar(20, width_factor=0.25, stacked=True, **o),
+    "wide_resnet": lambda **o: kp.models.wide_resnet(10, 0.25, **o),
+    "resnet_imagenet": lambda **o: kp.models.resnet_imagenet(18, width_factor=0.125, **o),
+    "resnet_1d": lambda **o: kp.models.resnet_1d(14, width_factor=0.25, **o),
+}
+#: Builders with a block of their own.
+FIXED = [("wide_resnet", "block"), ("resnet_1d", "block")]
+
+
+@pytest.mark.parametrize("option", OBJECTS)
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_objects_of_ones_own(builder, option, tmp_path):
+    if (builder, option) in FIXED:
+        pytest.skip("it chooses its block")
+    size = (32, 3) if builder == "resnet_1d" else (32, 32, 3)
+    model = BUILDERS[builder](input_shape=size, classes=3, **{option: OBJECTS[option]})
+    x = harness.images(2, *size)
+    y = harness.numpy(model(x))
+    model.save(tmp_path / "model.keras")
+    copy = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(harness.numpy(copy(x)), y)
+    plain = BUILDERS[builder](input_shape=size, classes=3)
+    assert model.get_config()[option] != plain.get_config()[option]
+
+
+def test_depths_of_a_block_of_ones_own():
+    message = harness.error_of(lambda: kp.models.resnet_cifar(21, block=FiveByFive()))
+    assert "6n+2 for block='five_by_five'; the nearest are 20 and 26" in message
