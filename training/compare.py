@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from . import cli, histories, runs
+from . import cli, histories, measurements, runs
 from .config import Config, differences, from_json
 from .terminal import aligned, duration
 
@@ -146,18 +145,18 @@ def _read(path: Path, name: str) -> Compared:
     history = histories.read(path / "history.csv")
     if not history:
         raise cli.UserError(f"{path} has no history yet: its first epoch has not ended.")
-    test_error = _test_error(path / "metrics.json", config)
+    test_error = _test_error(path, described)
     finished = (path / "model.keras").is_file()
     return Compared(name, config, described, history, test_error, finished)
 
 
-def _test_error(path: Path, config: Config) -> float | None:
-    """Return the error on the test set of the run's own data, if it was measured."""
-    if not path.is_file():
+def _test_error(path: Path, described: Mapping[str, Any]) -> float | None:
+    """Return the error on the run's own test images, if it was measured."""
+    metrics = measurements.own(path, described, path / "model.keras")
+    if metrics is None:
         return None
-    with cli.reading(f"{path} is damaged"):
-        metrics = json.loads(path.read_text())
-        return 100 * float(metrics["error"]) if metrics["data"] == config.data.name else None
+    with cli.reading(f"{path / 'metrics.json'} is damaged"):
+        return 100 * float(metrics["error"])
 
 
 def differing(compared: Sequence[Compared]) -> dict[str, Callable[[Compared], Any]]:

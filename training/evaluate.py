@@ -4,14 +4,14 @@ import collections
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 
-from . import cli, runs
+from . import cli, measurements, runs
 from . import corruptions as corrupted
 from .config import Data, from_json
 
@@ -33,6 +33,8 @@ class Subject:
         size: Height and width of its images, None for any.
         logits: Function from float32 pixels to logits.
         data: Data set that it was trained on, if known.
+        classes: Names of its classes, if known.
+        described: Content of the config.json of its run; None without a run.
     """
 
     path: Path
@@ -41,6 +43,8 @@ class Subject:
     size: int | None
     logits: Callable[[np.ndarray], np.ndarray]
     data: Data | None
+    classes: Sequence[str] | None = None
+    described: Mapping[str, Any] | None = None
 
 
 def evaluate(
@@ -54,12 +58,13 @@ def evaluate(
     save_samples: int = 0,
     views: Views = "one",
     corruptions: Path | None = None,
-) -> None:
+) -> Path:
     """Measure accuracy on the test images, in total and for each class.
 
-    Writes metrics.json, confusion_matrix.png and reliability.png; metrics-best.json and
-    so on for another checkpoint of a run. For a run with held-out images, the
-    temperature that calibrates the probabilities is fitted on them.
+    Writes metrics.json, confusion_matrix.png and reliability.png. Measurements of a run
+    with another checkpoint, several views or other images have files of their own:
+    metrics-best.json, metrics-flip.json, metrics-on-NAME.json and so on. For a run with
+    held-out images, the temperature that calibrates the probabilities is fitted on them.
 
     Args:
         subject: A run directory, a .keras file, an exported model (saved_models/NAME), or
@@ -89,27 +94,32 @@ def evaluate(
     opened = _open(subject, checkpoint)
     source = _source(opened, subject, data, data_dir)
     images = datasets.load(source)
-    if opened.outputs != len(images.classes):
-        raise cli.UserError(
-            f"{subject} has {opened.outputs} classes, the data set {images.name} has "
-            f"{len(images.classes)}. Choose the data set that it was trained for with --data."
-        )
+    classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)
     for note in images.notes:
         print(f"Warning: {note}")
 
     classify = functools.partial(_classify, opened, images, batch_size, source.size, views)
     logits, labels = classify(images.test)
-    about = {"model": str(opened.path), "data": images.name, "split": "test", "views": views}
-    metrics = about | measure(logits, labels, list(images.classes))
+    about = {
+        "model": str(opened.path),
+        "hashes": {"model": measurements.hash_of(opened.path), "test": images.test.hash},
+        "data": images.name,
+        "split": "test",
+        "views": views,
+    }
+    metrics = about | measure(logits, labels, classes)
     curves = {"as trained": reliability(logits, labels)}
-    if images.holdout is not None:
+    is_own = opened.described is None or measurements.are_own(images, source, opened.described)
+    if is_own and measurements.has_other_held_out(images, opened.described):
+        print("The probabilities were not calibrated: the held-out images are not the run's.")
+    elif images.holdout is not None:
         try:
             temperature = fit_temperature(*classify(images.holdout))
         except ValueError as error:
             print(f"The probabilities were not calibrated. {error}.")
         else:
             curves[f"logits / {temperature:.3g}"] = reliability(logits / temperature, labels)
-            again = measure(logits / temperature, labels, list(images.classes))
+            again = measure(logits / temperature, labels, classes)
             metrics["calibrated"] = {
                 "temperature": temperature,
                 "held_out_images": images.holdout.size,
@@ -125,11 +135,17 @@ def evaluate(
         )
     folder = output or opened.output
     folder.mkdir(parents=True, exist_ok=True)
-    # metrics.json is always about the final network, which `compare` reports
-    _write(metrics, curves, folder, "" if checkpoint == "final" else f"-{checkpoint}")
+    suffix = measurements.suffix(checkpoint, views, None if is_own else source)
+    written = _write(metrics, curves, folder, suffix)
+    if not is_own:
+        print(
+            f"These are not the test images of the run: {cli.command('compare')} and "
+            f"{cli.command('export')} do not use this measurement."
+        )
     if save_samples > 0:
         count = _save_samples(images, folder / "samples", save_samples)
         print(f"Wrote {count} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
+    return written
 
 
 def _classify(
@@ -147,8 +163,10 @@ def _classify(
     return np.concatenate(logits).astype("float64"), np.concatenate(labels)
 
 
-def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -> None:
-    """Write the metrics and their pictures, and print the metrics."""
+def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -> Path:
+    """Write the metrics and their pictures, and print the metrics. Return the file of the
+    metrics.
+    """
     written = folder / f"metrics{suffix}.json"
     confusion = folder / f"confusion_matrix{suffix}.png"
     reliable = folder / f"reliability{suffix}.png"
@@ -160,11 +178,12 @@ def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -
         draw_reliability(curves, temporary)
     print(report(metrics))
     print(f"Wrote {written}, {confusion.name} and {reliable.name}.")
+    return written
 
 
 def _source(opened: Subject, subject: Path, data: str | None, data_dir: Path | None) -> Data:
     """Return the data set to measure on: the named one, or the one of the training."""
-    if data is not None:
+    if data is not None and (opened.data is None or data != opened.data.name):
         return Data(name=data, dir=data_dir, size=opened.size)
     if opened.data is None:
         raise cli.UserError(
@@ -354,8 +373,10 @@ def _open(path: Path, checkpoint: str) -> Subject:
     from . import networks
 
     if (path / "config.json").is_file():
-        data = from_json(Data, runs.read_config(path)["config"]["data"])
-        return _of_keras(*networks.open_run(path, checkpoint), path, data)
+        described = runs.read_config(path)
+        data = from_json(Data, described["config"]["data"])
+        opened = _of_keras(*networks.open_run(path, checkpoint), path, data)
+        return dataclasses.replace(opened, classes=described.get("classes"), described=described)
     if path.suffix == ".keras" and path.is_file():
         return _of_keras(networks.load(path), path, Path(f"evaluation-{path.stem}"), None)
     if (path / "model_card.json").is_file():
@@ -405,7 +426,8 @@ def _open_saved_model(path: Path) -> Subject:
         serve = loaded.signatures["serving_default"]
         return serve(images=tf.constant(images, tf.float32))["logits"].numpy()
 
-    config = (card.get("run") or {}).get("config")
+    described = card.get("run") or {}
+    config = described.get("config")
     _, inputs = loaded.signatures["serving_default"].structured_input_signature
     return Subject(
         path=version,
@@ -414,6 +436,8 @@ def _open_saved_model(path: Path) -> Subject:
         size=inputs["images"].shape[1],
         logits=logits,
         data=from_json(Data, config["data"]) if config else None,
+        classes=card["classes"],
+        described=described if config else None,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 from rich import filesize
 
-from . import cli, runs
+from . import cli, measurements, runs
 from .config import Data, from_json
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def export(
     from . import networks
 
     model, path = networks.open_run(run, checkpoint)
-    metrics = _metrics_of(path, run, checkpoint)
+    metrics = measurements.own(run, config, path, checkpoint)
     if metrics is None and format == "saved_model":
         option = "" if checkpoint == "final" else f" --checkpoint {checkpoint}"
         print(
@@ -102,11 +102,11 @@ def export(
             run={"directory": run.resolve().name, "checkpoint": checkpoint}
             | {key: value for key, value in config.items() if key not in described}
             | {"config": runs.portable(config["config"])},
-            metrics=metrics and metrics | {"temperature": temperature},
+            metrics=metrics and _portable(metrics) | {"temperature": temperature},
             version=version,
             fold_batch_norm=fold_batch_norm,
             precision=precision,
-            **_images(config, model, data_dir, precision),
+            **_images(run, config, model, data_dir, precision),
         )
     except (kp.export.ExportError, ImportError) as error:
         raise cli.UserError(str(error)) from error
@@ -133,7 +133,7 @@ def _save_file(
 
 
 def _images(
-    config: dict, model: "keras.Model", data_dir: Path | None, precision: str
+    run: Path, config: dict, model: "keras.Model", data_dir: Path | None, precision: str
 ) -> dict[str, Any]:
     """Return the images that `kp.export.save` needs for a precision, as its arguments:
     test images with their labels, and training images, at the size of the network.
@@ -144,6 +144,7 @@ def _images(
 
     source = dataclasses.replace(from_json(Data, config["config"]["data"]), holdout=0)
     images = data.load(source if data_dir is None else dataclasses.replace(source, dir=data_dir))
+    measurements.fitting_classes(run, config["classes"], len(config["classes"]), images)
 
     def read(split, most: int) -> tuple[np.ndarray, np.ndarray]:
         # from the whole split: a folder's images are sorted by class
@@ -162,15 +163,9 @@ def _images(
     return arguments
 
 
-def _metrics_of(path: Path, run: Path, checkpoint: str) -> dict | None:
-    """Return the metrics that `evaluate` measured on the model in `path`, the run's
-    network of this checkpoint. None if it has not measured this model.
-    """
-    file = run / ("metrics.json" if checkpoint == "final" else f"metrics-{checkpoint}.json")
-    metrics = json.loads(file.read_text()) if file.is_file() else {}
-    if Path(metrics.get("model", "")).name == path.name:
-        return {key: value for key, value in metrics.items() if key != "model"}
-    return None
+def _portable(metrics: dict) -> dict:
+    """Return metrics without the file and the hashes of this machine."""
+    return {key: value for key, value in metrics.items() if key not in ("model", "hashes")}
 
 
 def _fitted_temperature(metrics: dict | None, run: Path) -> float:

@@ -200,6 +200,11 @@ class Run:
                 "holdout": data.holdout.size if data.holdout else 0,
                 "test": data.test.size,
             },
+            "hashes": {
+                "train": data.train.hash,
+                "holdout": data.holdout.hash if data.holdout else None,
+                "test": data.test.hash,
+            },
             "preprocessing": data.preprocessing.to_dict(),
             "iterations": self.plan.iterations,
             "trainable_parameters": self.parameters,

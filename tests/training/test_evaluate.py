@@ -2,6 +2,7 @@
 and the network.
 """
 
+import hashlib
 import json
 import re
 import shutil
@@ -144,7 +145,10 @@ class TestRun:
         network = keras.saving.load_model(copied / "model.keras")
         logits = network.predict_on_batch(images.astype("float32"))
         expected = measure(logits, labels, list("0123456789"))
+        file = hashlib.sha256((copied / "model.keras").read_bytes()).hexdigest()[:16]
+        test = json.loads((copied / "config.json").read_text())["hashes"]["test"]
         about = {"model": "run/model.keras", "data": "digits", "split": "test", "views": "one"}
+        about |= {"hashes": {"model": file, "test": test}}
         # `calibrated` is missing: the run has no held-out images
         assert metrics.keys() == about.keys() | expected.keys()
         assert {key: metrics[key] for key in about} == about
@@ -201,7 +205,7 @@ class TestRun:
             run_evaluate("run", "--views", views)
             mean = sum(share * logits[key] for key, share in shares.items())
             expected = measure(mean, labels, list("0123456789"))
-            metrics = metrics_of(copied)
+            metrics = json.loads((copied / f"metrics-{views}.json").read_text())
             assert metrics["views"] == views
             assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5)
             assert metrics["confusion_matrix"] == expected["confusion_matrix"]

@@ -3,6 +3,7 @@ measured on.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import keras_preact as kp
 from keras_preact.analysis.audit import audit
 
 from .. import data as datasets
-from .. import networks, runs
+from .. import measurements, networks, runs
 from ..cli import UserError, nearest
 from ..config import Data, from_json
 from ..histories import read_table
@@ -132,8 +133,8 @@ def open_specimen(
 
 
 def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Specimen:
-    config = runs.read_config(run)["config"]
-    trained_on = from_json(Data, config["data"])
+    described = runs.read_config(run)
+    trained_on = from_json(Data, described["config"]["data"])
     model, path = networks.open_run(run, checkpoint)
     return Specimen(
         run.resolve().name,
@@ -144,7 +145,11 @@ def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Spe
         health=read_table(run / "health.csv"),
         measured_on="held-out" if trained_on.holdout else "test",
         **_from_data(
-            model, data or dataclasses.replace(trained_on, holdout=0), images, pixels=True
+            model,
+            data or dataclasses.replace(trained_on, holdout=0),
+            images,
+            pixels=True,
+            classes=described.get("classes"),
         ),
     )
 
@@ -188,16 +193,15 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
     return {"x": x.astype("float32"), "labels": labels, "data": description}
 
 
-def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
-    """Return the fields of a `Specimen` that hold images: test images of a data set."""
+def _from_data(
+    model, data: Data, images: int, pixels: bool, classes: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return the fields of a `Specimen` that hold images: test images of a data set.
+    `classes` has the names of the network's classes, if they are known.
+    """
     source = datasets.load(data)
     shape = model.input_shape[1:]
-    if model.output_shape[-1] != len(source.classes):
-        raise UserError(
-            f"{model.name} has {model.output_shape[-1]} outputs, the data set {source.name} has "
-            f"{len(source.classes)} classes. Use --data to choose the data set that it was "
-            "trained on."
-        )
+    measurements.fitting_classes(model.name, classes, model.output_shape[-1], source)
     size = shape[0] if len(shape) == 3 else source.size
     rows = datasets.evaluation_batches(source, source.test, 1, size).unbatch()
     mixed = rows.shuffle(min(MIXED, source.test.size), seed=0, reshuffle_each_iteration=False)

@@ -8,6 +8,7 @@ nothing.
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ SHUFFLE_BUFFER = 10_000
 #: Number of shards that are read at a time, and of records that each of them gives in turn.
 CYCLE, BLOCK = 16, 16
 LAST = np.iinfo("int64").max
+#: Number of image files that are read for a hash. Names and sizes of all files are in it too.
+HASHED = 64
 #: Dtype of labels. JAX has no other integers unless it is asked for them, and warns.
 LABELS = "int32"
 
@@ -38,6 +41,13 @@ class Reader:
     size: int
     #: Whether `fetch` returns encoded images.
     encoded: bool
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """A hash of the images that is fast: of many files, only names and sizes are read. It
+        is the same on every machine.
+        """
+        raise NotImplementedError
 
     def fetch(self, element) -> tuple[Any, Any]:
         """Return the image of an element, uint8 (height, width, channels) or encoded, and
@@ -109,6 +119,10 @@ class Arrays(Reader):
         self.size = len(images)
 
     @functools.cached_property
+    def hash(self):
+        return _hash(f"{self.size} {self.images.shape}", self.images, self.labels)
+
+    @functools.cached_property
     def _tensors(self):
         return _constants(self.images, self.labels)
 
@@ -145,6 +159,10 @@ class Encoded(Reader):
         self.labels, self.shape = labels, shape
         self.size = len(labels)
 
+    @functools.cached_property
+    def hash(self):
+        return _hash(self.all_labels())
+
     def all_labels(self):
         return np.array(self.labels, LABELS)  # without reading the images
 
@@ -164,6 +182,12 @@ class Files(Encoded):
     def __init__(self, paths: list[Path], labels: list[int]):
         super().__init__(labels, (None, None, 3))
         self.paths = paths
+
+    @functools.cached_property
+    def hash(self):
+        names = (f"{'/'.join(path.parts[-2:])} {path.stat().st_size}" for path in self.paths)
+        some = self.paths[:: -(-self.size // HASHED)]
+        return _hash(*names, *(path.read_bytes() for path in some))
 
     @functools.cached_property
     def _tensors(self):
@@ -221,8 +245,16 @@ class Records(Reader):
                 "tfrecord, which is the default."
             )
         self._features = builder.info.features
+        self._name = builder.info.full_name
         self._shards = builder.info.splits[split].file_instructions
         self.size = builder.info.splits[split].num_examples
+
+    @functools.cached_property
+    def hash(self):
+        shards = (
+            f"{Path(shard.filename).name} {shard.skip} {shard.take}" for shard in self._shards
+        )
+        return _hash(self._name, *shards)
 
     @functools.cached_property
     def _tensors(self):
@@ -278,6 +310,15 @@ class Records(Reader):
 
 def _records(path, skip, take):
     return tf.data.TFRecordDataset(path).skip(skip).take(take)
+
+
+def _hash(*parts: str | bytes | np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            part = part.encode() + b"\n"
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+    return digest.hexdigest()[:16]
 
 
 def _constants(*arrays) -> tuple:

@@ -93,8 +93,7 @@ def train(name: str, seed: int, options: Options) -> None:
                 diverged_at = diverged.step // running.plan.parts + 1
             for view in trial.views if diverged_at is None else ():
                 output = run / "views" / view
-                evaluate(run, output=output, views=view)
-                metrics = json.loads((output / "metrics.json").read_text())
+                metrics = json.loads(evaluate(run, output=output, views=view).read_text())
                 views[view] = {key: metrics[key] for key in results.VIEWED}
     record = results.of_run(
         run, name, data, diverged_at=diverged_at, views=views, together=options.parallel

@@ -77,7 +77,7 @@ def test_a_run_that_is_measured_at_its_end(job, tmp_path, monkeypatch):
     folder = tmp_path / "runs/digits/tiny/seed-0"
     assert "val_loss" not in histories.read(folder / "history.csv")
     run_evaluate(folder, "--views", "flip", "--output", tmp_path / "again")
-    metrics = json.loads((tmp_path / "again/metrics.json").read_text())
+    metrics = json.loads((tmp_path / "again/metrics-flip.json").read_text())
     assert record.views["flip"] == {
         name: pytest.approx(metrics[name], rel=1e-6)
         for name in ("images", "accuracy", "loss", "calibration_error")
