@@ -354,7 +354,7 @@ def _directory(run: Run, output: Path | None = None) -> Path:
     output = output or run.config.output
     if output is not None and (run.config.resume or not run.is_chief):
         if (output / "config.json").is_file():
-            runs.check_same(output, run.config)
+            runs.check_same(output, run.config, run.described_data())
             return output
         if not run.is_chief:  # the chief is about to make it
             return output

@@ -186,26 +186,25 @@ class Run:
             f"iteration {step // self.plan.parts + 1:,} (epoch {step // self.plan.per_epoch + 1})"
         )
 
+    def described_data(self) -> dict:
+        """Return the part of config.json by which a resumed run recognises its images."""
+        data = self.data
+        splits = {"train": data.train, "holdout": data.holdout, "test": data.test}
+        return {
+            "classes": list(data.classes),
+            "images": {name: split.size if split else 0 for name, split in splits.items()},
+            "hashes": {name: split.hash if split else None for name, split in splits.items()},
+            "preprocessing": data.preprocessing.to_dict(),
+        }
+
     def described(self) -> dict:
         """Return the content of config.json: the configuration, and the data and
         software that a later command needs.
         """
-        data = self.data
         return {
             "recipe": self.recipe,
             "config": dataclasses.asdict(self.config),
-            "classes": list(data.classes),
-            "images": {
-                "train": data.train.size,
-                "holdout": data.holdout.size if data.holdout else 0,
-                "test": data.test.size,
-            },
-            "hashes": {
-                "train": data.train.hash,
-                "holdout": data.holdout.hash if data.holdout else None,
-                "test": data.test.hash,
-            },
-            "preprocessing": data.preprocessing.to_dict(),
+            **self.described_data(),
             "iterations": self.plan.iterations,
             "trainable_parameters": self.parameters,
             "code": runs.code(),

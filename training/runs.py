@@ -70,11 +70,17 @@ def held(run: Path) -> Iterator[None]:
         yield
 
 
-def check_same(run: Path, config: Config) -> None:
-    """Check that the run was started with `config`, so that it can be resumed.
+def check_same(run: Path, config: Config, data: Mapping[str, Any]) -> None:
+    """Check that the run was started with `config` and the same images, so that it can be
+    resumed.
+
+    Args:
+        run: The run directory.
+        config: Configuration of the resumed run.
+        data: `Run.described_data` of the resumed run.
 
     Raises:
-        UserError: for a run with other options or another backend.
+        UserError: for a run with other options, other images or another backend.
     """
     import keras
 
@@ -91,6 +97,50 @@ def check_same(run: Path, config: Config) -> None:
             f"{run} was started with another value of {', '.join(different)}. "
             f"To resume it with its own options: {command('train')} --resume {run}"
         )
+    changes = _changes(described, data)
+    if changes:
+        raise UserError(
+            f"The images of {run} in {config.data.dir or config.data.name} have changed since it "
+            f"was started: {'; '.join(changes)}. To resume it, restore them; to train on the "
+            "images as they are now, start a new run with another --output."
+        )
+
+
+#: Names of the splits for a person.
+SPLITS = {"train": "training", "holdout": "held-out", "test": "test"}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in words how the data of a run has changed. What `before` does not have, as of
+    an older version, counts as the same.
+    """
+    changes = []
+    old, new = before.get("classes", now["classes"]), now["classes"]
+    if old != new:
+        gone, added = (
+            ", ".join([name for name in one if name not in other][:5])
+            for one, other in ((old, new), (new, old))
+        )
+        changes.append(
+            f"{len(old)} classes, now {len(new)} (gone: {gone or 'none'}; new: {added or 'none'})"
+        )
+    for split, name in SPLITS.items():
+        count, size = before.get("images", {}).get(split), now["images"][split]
+        if count not in (None, size):
+            changes.append(f"{count:,} {name} images, now {size:,}")
+        elif before.get("hashes", now["hashes"])[split] != now["hashes"][split]:
+            changes.append(f"other {name} images")
+    for what in ("mean", "std"):
+        measured = now["preprocessing"][what]
+        trained = before.get("preprocessing", {}).get(what, measured)
+        # sums differ in the last bits between machines
+        if len(trained) != len(measured) or not all(map(_close, trained, measured)):
+            changes.append(f"{what} of the pixels {trained}, now {measured}")
+    return changes
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-5)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,17 @@ import keras
 import numpy as np
 import pytest
 
-from tests.training.commands import EVERYTHING, TINY, files, finish, run_train, start, words
+from tests.training.commands import (
+    EVERYTHING,
+    TINY,
+    error_of,
+    files,
+    finish,
+    run_train,
+    start,
+    words,
+)
+from tests.training.images import write_folder
 from training import networks, train
 
 #: Columns of history.csv that depend on the machine.
@@ -121,6 +131,29 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     run_train(run, *options, "--resume")
     assert (run / "model.keras").is_file()
     assert checkpoint(run, 1)
+
+
+def test_images_that_changed_since_the_start(tmp_path, monkeypatch, capsys):
+    """Nothing of the run changes. With the images as before, it resumes."""
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "photos", size=(8, 8))
+    options = "--data.dir photos --data.size 8 --batch-size 4 --health 0 --checkpoint.every 1"
+    train.main(["folder_small", *TINY, *words(options, "--data.holdout 4 --output run")])
+    back_to(tmp_path / "run", 2)
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")}
+    image = tmp_path / "photos/train/cat/0.png"
+    pixels, added = image.read_bytes(), image.with_name("9.png")
+    shutil.copy(image, added)
+    message = error_of(capsys, train.main, ["--resume", "run"])
+    assert "8 training images, now 9; other held-out images; mean of the pixels" in message
+    assert "restore them; to train on the images as they are now, start a new run" in message
+    added.unlink()
+    image.write_bytes(image.with_name("1.png").read_bytes())
+    assert "other training images" in error_of(capsys, train.main, ["--resume", "run"])
+    assert before == {name: (tmp_path / "run" / name).read_bytes() for name in before}
+    image.write_bytes(pixels)
+    train.main(["--resume", "run"])
+    assert (tmp_path / "run/model.keras").is_file()
 
 
 #: Kills itself just before a checkpoint gets its name.

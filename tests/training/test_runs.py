@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import socket
+import typing
 from pathlib import Path
 
 import keras
@@ -71,20 +72,27 @@ class TestResuming:
     """A run is resumed with its own options."""
 
     OPTIMIZER = Optimizer(exclude_from_decay=("norm",))
+    IMAGES: typing.ClassVar[dict] = {
+        "classes": ["cat", "dog"],
+        "images": {"train": 20, "holdout": 2, "test": 6},
+        "hashes": {"train": "a", "holdout": "b", "test": "c"},
+        "preprocessing": {"mean": [1.0], "std": [2.0]},
+    }
     BEGUN = Config(seed=3, data=Data("digits", dir=Path("images")), optimizer=OPTIMIZER)
 
     @pytest.fixture
     def run(self, tmp_path):
         versions = {"backend": keras.backend.backend()}
         described = {"config": dataclasses.asdict(self.BEGUN), "versions": versions}
+        described |= self.IMAGES
         runs.write_json(tmp_path / "config.json", described)
         return tmp_path
 
     def test_same_options_and_those_that_change_nothing(self, run):
-        runs.check_same(run, self.BEGUN)
+        runs.check_same(run, self.BEGUN, self.IMAGES)
         free = {"output": run, "resume": True, "health": 7, "distribution": "mirrored"}
         free["checkpoint"] = Checkpoint(minutes=1)
-        runs.check_same(run, dataclasses.replace(self.BEGUN, **free))
+        runs.check_same(run, dataclasses.replace(self.BEGUN, **free), self.IMAGES)
 
     @pytest.mark.parametrize(
         ("changes", "named"),
@@ -103,14 +111,43 @@ class TestResuming:
             rf"was started with another value of .*{named}.* keras-preact train --resume {run}"
         )
         with pytest.raises(ValueError, match=message):
-            runs.check_same(run, dataclasses.replace(self.BEGUN, **changes))
+            runs.check_same(run, dataclasses.replace(self.BEGUN, **changes), self.IMAGES)
 
     def test_another_backend(self, run):
         runs.write_json(run / "config.json", {"config": {}, "versions": {"backend": "theano"}})
         with pytest.raises(
             ValueError, match=r"was trained on theano: set KERAS_BACKEND=theano to resume it"
         ):
-            runs.check_same(run, self.BEGUN)
+            runs.check_same(run, self.BEGUN, self.IMAGES)
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"images": IMAGES["images"] | {"train": 21}}, "20 training images, now 21."),
+            ({"images": IMAGES["images"] | {"holdout": 3}}, "2 held-out images, now 3."),
+            ({"images": IMAGES["images"] | {"test": 4}}, "6 test images, now 4."),
+            ({"hashes": IMAGES["hashes"] | {"train": "x"}}, "other training images."),
+            ({"hashes": IMAGES["hashes"] | {"holdout": "x"}}, "other held-out images."),
+            ({"hashes": IMAGES["hashes"] | {"test": "x"}}, "other test images."),
+            ({"classes": ["cat", "emu"]}, "2 classes, now 2 (gone: dog; new: emu)."),
+            ({"classes": ["cat", "dog", "emu"]}, "2 classes, now 3 (gone: none; new: emu)."),
+            ({"preprocessing": {"mean": [3.0], "std": [2.0]}}, "mean of the pixels [1.0], now [3"),
+            ({"preprocessing": {"mean": [1.0], "std": [2.1]}}, "std of the pixels [2.0], now [2"),
+        ],
+    )
+    def test_other_images(self, run, changes, words):
+        message = f"The images of {run} in images have changed since it was started: {words}"
+        with pytest.raises(UserError, match=re.escape(message)):
+            runs.check_same(run, self.BEGUN, self.IMAGES | changes)
+        # an older version did not record this
+        described = runs.read_config(run)
+        del described[next(iter(changes))]
+        runs.write_json(run / "config.json", described)
+        runs.check_same(run, self.BEGUN, self.IMAGES | changes)
+
+    def test_means_of_another_machine(self, run):
+        rounded = self.IMAGES | {"preprocessing": {"mean": [1.0 + 1e-9], "std": [2.0]}}
+        runs.check_same(run, self.BEGUN, rounded)
 
     def test_options_of_another_version(self):
         """An unknown option is an error, a missing option has its default."""
