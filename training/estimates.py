@@ -18,7 +18,7 @@ from keras_preact.graph import Graph, Step
 from . import backends, plans
 from .config import Data
 from .run import Run
-from .terminal import duration
+from .terminal import duration, some
 
 #: Shares of a run at which its learning rate is printed.
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -111,7 +111,8 @@ def describe(run: Run, executions: Sequence[float]) -> str:
             f"about {_short(6 * products * batch)} per update"
         ),
         "Data": (
-            f"{data.name}: {images}; {len(data.classes)} classes; {run.size} x {run.size} pixels, "
+            f"{data.name}: {images}; {len(data.classes)} classes ({some(data.classes)}); "
+            f"{run.size} x {run.size} pixels, "
             f"{data.channels} channel{'s' * (data.channels > 1)}"
         ),
         "Augmentation": _augmentation(config.data),

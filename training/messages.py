@@ -10,7 +10,7 @@ import numpy as np
 from .checkpoints import Saved
 from .cli import command
 from .run import Run
-from .terminal import duration
+from .terminal import duration, some
 
 #: If the last loss is this many times the loss of guessing, the learning rate was too high.
 WORSE = 10
@@ -34,6 +34,7 @@ def beginning(run: Run, folder: Path, saved: Saved | None) -> str:
         f"Training {run.network.name} ({run.parameters:,} {trained}) on {data.train.size:,} images "
         f"of {images} for {length}, batch {config.batch_size}{parts} ({keras.backend.backend()}"
         f"{devices}{precision}).",
+        f"{len(data.classes):,} classes: {some(data.classes)}",
         f"Run directory: {folder}",
     ]
     if saved is not None:

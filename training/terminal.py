@@ -15,6 +15,12 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def some(names: Sequence[str], most: int = 10) -> str:
+    """Return the first names in words: `a, b and 90 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 

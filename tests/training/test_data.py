@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shutil
 import sys
 import types
 import zlib
@@ -401,6 +402,40 @@ class TestFolder:
         for image, _ in list(data.train.open().as_numpy_iterator())[1:3]:
             np.testing.assert_allclose(image, np.broadcast_to((200, 10, 30), (8, 8, 3)), atol=4)
         assert "not read: 2 .tif, 1 without ending, 1 .gif, 1 .png. " in data.notes[0]
+
+    @pytest.mark.parametrize(
+        "place",
+        [
+            *("train/.ipynb_checkpoints/0-checkpoint.png", "train/.thumbnails/large/0.png"),
+            *("train/.Trash-1000/files/0.png", "train/__MACOSX/cat/._0.png"),
+            *("train/__MACOSX/0.png", "train/@eaDir/0.png", "train/cat/@eaDir/0.png"),
+            *("train/cat/.ipynb_checkpoints/1.png", "train/cat/._0.png", "train/lost+found/0.png"),
+            *("train/$RECYCLE.BIN/0.png", "train/System Volume Information/0.png"),
+            *("test/.cache/0.png", "test/#recycle/0.png", "train/.git/objects/00/0.png"),
+        ],
+    )
+    def test_hidden_folders_are_no_classes(self, tmp_path, place):
+        """The data set itself may be in a hidden folder."""
+        folder = tmp_path / ".cache" / "__MACOSX"
+        pictures.write_folder(folder, images=1)
+        expected = load(Data("folder", dir=folder))
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "train/cat/0.png", folder / place)
+        data = load(Data("folder", dir=folder))
+        assert (data.classes, data.notes) == (("cat", "dog"), ())
+        assert (data.train.paths, data.test.paths) == (expected.train.paths, expected.test.paths)
+
+    def test_a_class_may_be_a_link_and_a_hidden_link_is_none(self, tmp_path):
+        pictures.write_folder(tmp_path / "all", classes=("cat", "dog", "emu"), images=1)
+        pictures.write_folder(tmp_path / "linked", classes=("cat",), images=1)
+        for split in ("train", "test"):
+            for name in ("dog", ".emu"):
+                target = tmp_path / "all" / split / name.strip(".")
+                (tmp_path / "linked" / split / name).symlink_to(target)
+            (tmp_path / "linked" / split / "broken").symlink_to(tmp_path / "nothing")
+        data = load(Data("folder", dir=tmp_path / "linked"))
+        assert data.classes == ("cat", "dog")
+        assert data.train.paths[1] == tmp_path / "linked/train/dog/0.png"
 
     @pytest.mark.parametrize(
         ("options", "message"),

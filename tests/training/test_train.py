@@ -131,6 +131,21 @@ def test_holdout_chooses_the_best_checkpoint(everything):
     assert accuracy(final, data, data.holdout) == pytest.approx(measured[-1], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["cat", "dog"], "2 classes: cat, dog\n"),
+        ([f"c{i}" for i in range(10)], "10 classes: c0, c1, c2, c3, c4, c5, c6, c7, c8, c9\n"),
+        ([f"c{i}" for i in range(11, 23)], "12 classes: c11, c12, c13, .*, c20 and 2 more\n"),
+    ],
+)
+def test_the_first_lines_name_the_classes(names, words, tmp_path, capsys):
+    pictures.write_folder(tmp_path / "pictures", classes=names, images=1, size=(8, 8))
+    options = f"--data.dir {tmp_path / 'pictures'} --data.size 8 --batch-size 2 --health 0"
+    train.main(["folder_small", *TINY, *options.split(), "--output", str(tmp_path / "run")])
+    assert re.search(f"^{words}Run directory: ", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_another_seed_gives_other_weights():
     networks_of = []
     for seed in (3, 4):

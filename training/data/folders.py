@@ -1,6 +1,7 @@
 """Find the images in a folder, and the broken ones among them."""
 
 import collections
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,11 +17,18 @@ from .readers import Files
 #: several pictures, as some phones write it.
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 FORMATS = ("BMP", "JPEG", "MPO", "PNG", "WEBP")
+#: Folders that systems make among the images, besides those whose name begins with a dot: of
+#: archives from macOS, of network storage, of disks and of Python.
+HIDDEN = (
+    *("__MACOSX", "@eaDir", "@Recycle", "#recycle", "$RECYCLE.BIN", "System Volume Information"),
+    *("lost+found", "__pycache__"),
+)
 EMBEDDED = f"The embedded default needs neither network nor files: {command('train')} digits"
 
 
 def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> list[Path]:
-    """Return the images CLASS/IMAGE of `folder`, in order.
+    """Return the images CLASS/IMAGE of `folder`, in order. Files and folders that begin with
+    a dot, and those of `HIDDEN`, are left out without a message.
 
     The header of every file is read. With `skip_broken` every image is also decoded
     once, by the decoder of the training.
@@ -33,11 +41,7 @@ def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> lis
     Raises:
         UserError: for a folder without images, and for a broken image.
     """
-    files = [
-        path
-        for path in sorted({*folder.glob("*/*"), *folder.rglob("*")})  # a class may be a link
-        if not path.name.startswith(".") and not path.is_dir()
-    ]
+    files = _files(folder)
     paths = [path for path in files if _is_read(path, folder)]
     if not paths:
         raise UserError(
@@ -63,6 +67,26 @@ def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> lis
     if len(broken) == len(paths):
         raise UserError(f"Every image of {folder} is broken: {_named(broken)}")
     return [path for path in paths if path not in broken]
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in HIDDEN
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return all files at any depth in order, without hidden files and folders."""
+
+    def fail(error: OSError):
+        raise UserError(f"Cannot read the folder {error.filename}: {error.strerror}") from error
+
+    found: list[Path] = []
+    # a class may be a link to a folder, which os.walk does not enter
+    tops = [path for path in folder.glob("*") if path.is_symlink() and not _is_hidden(path.name)]
+    for top in filter(Path.is_dir, (folder, *tops)):
+        for parent, inside, names in os.walk(top, onerror=fail):
+            inside[:] = [name for name in inside if not _is_hidden(name)]
+            found += [Path(parent, name) for name in names if not _is_hidden(name)]
+    return sorted(found)
 
 
 def check_decodable(paths: Iterable[Path]) -> None:
