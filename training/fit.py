@@ -2,7 +2,6 @@
 restore or begin, `model.fit` with its callbacks, finish.
 """
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -374,10 +373,7 @@ def _draw(run: Run, folder: Path) -> None:
 def _say_end(run: Run, folder: Path, what: str) -> None:
     """Print the result of a run. The model has its final weights."""
     history = histories.read(folder / "history.csv") if run.is_chief else {}
-    if run.split is None:
-        accuracy = run.model.evaluate(
-            run.evaluation_data(run.data.test), verbose=0, return_dict=True
-        )["accuracy"]
-    else:
-        accuracy = history["val_accuracy"][-1] if "val_accuracy" in history else math.nan
+    # measured again: callbacks may have changed the weights since the last epoch
+    images = run.evaluation_data(run.split or run.data.test)
+    accuracy = run.model.evaluate(images, verbose=0, return_dict=True)["accuracy"]
     run.say(messages.end(run, folder, what, history, accuracy))

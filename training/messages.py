@@ -7,6 +7,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from . import histories
 from .checkpoints import Saved
 from .cli import command
 from .run import Run
@@ -52,7 +53,7 @@ def end(
         folder: Its directory.
         what: "Finished" or "Already finished".
         history: Columns of history.csv.
-        accuracy: Accuracy of the watched images.
+        accuracy: Accuracy of the saved network on the watched images.
     """
     lines = []
     loss = history["loss"][-1] if "loss" in history else 0.0
@@ -67,11 +68,15 @@ def end(
     if "seconds" in history:
         time = f" after {duration(history['seconds'][-1])} of training"
     split = run.split or run.data.test
+    measured, before = f"{100 * accuracy:.2f} %", ""
+    if histories.measured(history, "val_accuracy"):
+        last = f"{100 * history['val_accuracy'][-1]:.2f} %"
+        before = "" if last == measured else f" After the last epoch it was {last}."
     return "\n".join(
         [
             *lines,
             f"{what}{time}: {folder / 'model.keras'}",
-            f"Accuracy: {100 * accuracy:.2f} % of the {split.size:,} {run.watched} images.",
+            f"Accuracy: {measured} of the {split.size:,} {run.watched} images.{before}",
             f"Next: {command('evaluate')} {folder}",
         ]
     )

@@ -74,7 +74,13 @@ def test_table(capsys):
     rows = table(capsys, "runs/plain", "runs/gated", "runs/fast")
     own = ("run", "recipe", "model.shortcut", "model.gate-bias", "optimizer.learning-rate")
     done = ("epochs", "iterations", "finished")
-    reached = ("best test error %", "last test error %", "test error %", "time", "images/s")
+    reached = (
+        "best epoch's test error %",
+        "last epoch's test error %",
+        "test error %",
+        "time",
+        "images/s",
+    )
     assert list(rows[0]) == ["run", "model", "parameters", *own[1:], *done, *reached]
     assert ["  ".join(row[key] for key in (*own, *done, *reached)) for row in rows] == [
         "plain  cifar10  -  -  0.1  3  1,170  yes  8.00  9.00  8.50  30 s  1,150",
@@ -86,9 +92,10 @@ def test_table(capsys):
 def test_errors_name_the_images_that_they_are_measured_on(capsys):
     write_run("runs/watches_test", changed("data", watch_test=True), [8.0])
     write_run("runs/holds_out", changed("data", holdout=500), [9.0])
-    assert "best held-out error %" in table(capsys, "runs/holds_out")[0]
+    assert "best epoch's held-out error %" in table(capsys, "runs/holds_out")[0]
     assert (
-        "best held-out or test error %" in table(capsys, "runs/holds_out", "runs/watches_test")[0]
+        "best epoch's held-out or test error %"
+        in table(capsys, "runs/holds_out", "runs/watches_test")[0]
     )
 
 

@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import signal
+import sys
+import types
 
 import keras
 import numpy as np
@@ -144,6 +146,50 @@ def test_the_first_lines_name_the_classes(names, words, tmp_path, capsys):
     options = f"--data.dir {tmp_path / 'pictures'} --data.size 8 --batch-size 2 --health 0"
     train.main(["folder_small", *TINY, *options.split(), "--output", str(tmp_path / "run")])
     assert re.search(f"^{words}Run directory: ", capsys.readouterr().out, re.MULTILINE)
+
+
+class Zeros(keras.callbacks.Callback):
+    """Sets the weights to 0 after 24 updates, so that the network knows one class."""
+
+    def zero(self, *args):
+        if self.model.optimizer.iterations >= 24:
+            self.model.set_weights([np.zeros_like(weight) for weight in self.model.get_weights()])
+
+    def __init__(self, when):
+        super().__init__()
+        setattr(self, when, self.zero)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda folder: keras.callbacks.EarlyStopping(
+            "val_loss", mode="max", patience=5, restore_best_weights=True
+        ),
+        lambda folder: Zeros("on_train_end"),
+        lambda folder: Zeros("on_epoch_end"),
+    ],
+)
+@pytest.mark.parametrize("images", ["--data.holdout 200", "--data.watch-test"])
+def test_the_accuracy_of_a_run_is_that_of_its_saved_network(
+    images, made, tmp_path, monkeypatch, capsys
+):
+    module = types.ModuleType("callbacks_of_a_test")
+    module.made = made
+    monkeypatch.setitem(sys.modules, "callbacks_of_a_test", module)
+    options = "--schedule.length 24 --steps-per-epoch 8 --callbacks callbacks_of_a_test:made"
+    run = run_train(tmp_path / "run", options, images)
+    out = capsys.readouterr().out
+    data = load(Data("digits", holdout=200 if "holdout" in images else 0))
+    split = data.holdout or data.test
+    measured = 100 * accuracy(networks.load(run / "model.keras"), data, split)
+    last = 100 * float(rows(run / "history.csv")[-1]["val_accuracy"])
+    assert measured != pytest.approx(last, abs=0.1)
+    name = "held-out" if data.holdout else "test"
+    words = f"of the {split.size} {name} images. After the last epoch it was {last:.2f} %.\n"
+    assert f"Accuracy: {measured:.2f} % {words}" in out
+    train.main(["--resume", str(run)])  # a finished run says the same again
+    assert f"Accuracy: {measured:.2f} % {words}" in capsys.readouterr().out
 
 
 def test_another_seed_gives_other_weights():
