@@ -80,6 +80,24 @@ class Preprocessing:
             self.std, "float32"
         )
 
+    def for_size(self, size: int) -> "Preprocessing":
+        """Return the preprocessing of a network for images of `size` x `size` pixels:
+        `resize` is scaled too, as `resize_image` does.
+
+        Raises:
+            ValueError: for a size that is not a positive integer.
+
+        Example:
+
+        >>> import keras_preact as kp
+        >>> small = kp.preprocessing.PREPROCESSING["imagenet"].for_size(56)
+        >>> small.size, small.resize, small.crop
+        (56, 64, 'center')
+        """
+        _checks.positive_int(size, "size")
+        resize = self.resize and round(size * self.resize / self.size)
+        return dataclasses.replace(self, size=size, resize=resize)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in a form that JSON can hold; `Preprocessing(**fields)` is
         equal to this one.

@@ -2,7 +2,6 @@
 learning rate, time.
 """
 
-import collections
 import math
 import statistics
 import textwrap
@@ -15,7 +14,7 @@ from rich import filesize
 import keras_preact as kp
 from keras_preact.graph import Graph, Step
 
-from . import backends, plans
+from . import backends, networks, plans
 from .config import Data
 from .run import Run
 from .terminal import duration, some
@@ -138,13 +137,10 @@ def describe(run: Run, executions: Sequence[float]) -> str:
 
 
 def _name(model: keras.Model) -> str:
-    policies = collections.Counter(
-        layer.dtype_policy.name for layer in model.layers if layer.weights
-    )
     units = sum(
         segment.depth if isinstance(segment, kp.UnitStack) else 1 for segment in model.segments
     )
-    return f"{model.name}, {units} units, {policies.most_common(1)[0][0]}"
+    return f"{model.name}, {units} units, {networks.precision(model)}"
 
 
 def _short(number: int) -> str:

@@ -32,6 +32,7 @@ class Subject:
         outputs: Number of classes.
         size: Height and width of its images, None for any.
         logits: Function from float32 pixels to logits.
+        precision: Dtype policy in which the network computes, or precision of an export.
         data: Data set that it was trained on, if known.
         classes: Names of its classes, if known.
         described: Content of the config.json of its run; None without a run.
@@ -42,6 +43,7 @@ class Subject:
     outputs: int
     size: int | None
     logits: Callable[[np.ndarray], np.ndarray]
+    precision: str
     data: Data | None
     classes: Sequence[str] | None = None
     described: Mapping[str, Any] | None = None
@@ -106,6 +108,7 @@ def evaluate(
         "data": images.name,
         "split": "test",
         "views": views,
+        "precision": opened.precision,
     }
     metrics = about | measure(logits, labels, classes)
     curves = {"as trained": reliability(logits, labels)}
@@ -397,6 +400,8 @@ def _open(path: Path, checkpoint: str) -> Subject:
 def _of_keras(model, path: Path, output: Path, data: Data | None) -> Subject:
     import keras
 
+    from . import networks
+
     if len(model.input_shape) != 4:
         raise cli.UserError(
             f"{path} does not take images: its input has shape {model.input_shape[1:]}."
@@ -410,6 +415,7 @@ def _of_keras(model, path: Path, output: Path, data: Data | None) -> Subject:
         outputs=model.output_shape[-1],
         size=model.input_shape[2],
         logits=lambda images: np.asarray(model.predict_on_batch(images)),
+        precision=networks.precision(model),
         data=data,
     )
 
@@ -435,6 +441,7 @@ def _open_saved_model(path: Path) -> Subject:
         outputs=len(card["classes"]),
         size=inputs["images"].shape[1],
         logits=logits,
+        precision=card.get("precision", "float32"),
         data=from_json(Data, config["data"]) if config else None,
         classes=card["classes"],
         described=described if config else None,

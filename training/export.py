@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Number of test images on which the accuracy of an export in bfloat16 or int8 is compared.
 IMAGES = 2_000
+#: Dtype policy of a network that computes as an export does, by the export's precision.
+POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 #: Number of training images on which NNCF measures the ranges of activations; NNCF's default.
 CALIBRATION_IMAGES = 300
 
@@ -90,6 +92,8 @@ def export(
     if temperature != 1:
         model = kp.transfer.apply_temperature(model, temperature)
         print(f"Its logits are divided by {temperature:.3g}.")
+    # the card is about the export, and its metrics about the network of the run
+    about = {"temperature": temperature, "precision": networks.precision(model)}
     described = {"classes": config["classes"], "preprocessing": config["preprocessing"]}
     try:
         if format != "saved_model":
@@ -102,7 +106,7 @@ def export(
             run={"directory": run.resolve().name, "checkpoint": checkpoint}
             | {key: value for key, value in config.items() if key not in described}
             | {"config": runs.portable(config["config"])},
-            metrics=metrics and _portable(metrics) | {"temperature": temperature},
+            metrics=metrics and _portable(metrics) | about,
             version=version,
             fold_batch_norm=fold_batch_norm,
             precision=precision,
@@ -111,6 +115,11 @@ def export(
     except (kp.export.ExportError, ImportError) as error:
         raise cli.UserError(str(error)) from error
     _report(exported, path, precision)
+    if metrics and about["precision"] != POLICIES.get(precision):
+        print(
+            f"The metrics in the card were measured in {about['precision']}, in the run. To "
+            f"measure the export: {cli.command('evaluate')} {output / name}"
+        )
     print(
         f"Next: {cli.command('predict')} {output / name} IMAGE, or {cli.command('serve')} {output}"
     )

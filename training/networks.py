@@ -2,6 +2,7 @@
 written to them.
 """
 
+import collections
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +55,14 @@ def build(config: Config, data: ImageData, size: int) -> keras.Model:
         std=data.preprocessing.std,
         **config.model.overrides(),
     )
+
+
+def precision(model: keras.Model) -> str:
+    """Return the dtype policy of a network: the one of most of its layers with weights."""
+    policies = collections.Counter(
+        layer.dtype_policy.name for layer in model.layers if layer.weights
+    )
+    return policies.most_common(1)[0][0] if policies else model.dtype_policy.name
 
 
 #: Words of `exclude_from_decay` for weights that some networks do not have, or do not train.

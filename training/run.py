@@ -194,7 +194,7 @@ class Run:
             "classes": list(data.classes),
             "images": {name: split.size if split else 0 for name, split in splits.items()},
             "hashes": {name: split.hash if split else None for name, split in splits.items()},
-            "preprocessing": data.preprocessing.to_dict(),
+            "preprocessing": data.preprocessing.for_size(self.size).to_dict(),
         }
 
     def described(self) -> dict:

@@ -19,7 +19,7 @@ import keras
 
 from keras_preact import atomic
 from keras_preact.export import _check, _children, _directory, _graph, _scores
-from keras_preact.export.saved_model import check_classes
+from keras_preact.export.saved_model import at_size, check_classes
 from keras_preact.preprocessing import Preprocessing
 
 
@@ -75,7 +75,8 @@ def save_onnx(
             sigmoid, or without), on any backend. It stays as it is.
         path: Path of a new file, ending in `.onnx`.
         classes: A name for each output.
-        preprocessing: How images become the network's input. Kept in the file.
+        preprocessing: How images become the network's input. Kept in the file, at the
+            network's size.
 
     Returns:
         The path.
@@ -126,7 +127,8 @@ def save_litert(
         model: See `save_onnx`.
         path: Path of a new file, ending in `.tflite`.
         classes: A name for each output.
-        preprocessing: How images become the network's input. Kept in the file.
+        preprocessing: How images become the network's input. Kept in the file, at the
+            network's size.
 
     Returns:
         The path.
@@ -163,6 +165,7 @@ def _save(name: str, model: keras.Model, path: str | Path, classes, preprocessin
         written = _scores.take_apart(_scores.in_dtype(model, "float32", error), scores.activation)
     if isinstance(preprocessing, Mapping):
         preprocessing = Preprocessing(**preprocessing)
+    preprocessing = at_size(preprocessing, scores)
     metadata = {
         "classes": check_classes(classes, scores.outputs),
         "preprocessing": preprocessing and preprocessing.to_dict(),

@@ -79,7 +79,8 @@ def save(
         classes: A name for each output. A binary classifier, with one output, has one
             name, of class 1, or two names, of the classes 0 and 1. Then `predict_bytes`
             and servers name both, with the scores `1 - p` and `p`.
-        preprocessing: How image files become the network's input. Kept in the card.
+        preprocessing: How image files become the network's input. Kept in the card, at
+            the network's size.
         run: Description of the training for the card.
         metrics: Metrics for the card.
         version: Number of the version. None: the highest plus one.
@@ -162,6 +163,7 @@ def save(
     _directory.check_version(directory, version)
     if isinstance(preprocessing, Mapping):
         preprocessing = Preprocessing(**preprocessing)
+    preprocessing = at_size(preprocessing, scores)
     plan = _graph.Plan(
         activation=scores.activation,
         fold=fold_batch_norm,
@@ -232,6 +234,16 @@ def _size_of_files(
             f"channels. Received: {preprocessing}"
         )
     return (preprocessing.size, preprocessing.size) if None in shape else shape[:2]
+
+
+def at_size(preprocessing: Preprocessing | None, scores: _scores.Scores) -> Preprocessing | None:
+    """Return the preprocessing at the size of the network's square images; unchanged if
+    they have no fixed size, or are no images.
+    """
+    shape = scores.input_shape
+    if preprocessing is None or len(shape) != 3 or shape[0] is None or shape[0] != shape[1]:
+        return preprocessing
+    return preprocessing.for_size(shape[0])
 
 
 def _requests(

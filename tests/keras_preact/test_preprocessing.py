@@ -130,3 +130,13 @@ def test_other_interpolations():
     image = np.arange(4, dtype="uint8").reshape(2, 2, 1)
     expected = image[..., 0].repeat(2, 0).repeat(2, 1)
     np.testing.assert_array_equal(resize_image(image, nearest, 4)[..., 0], expected)
+
+
+@pytest.mark.parametrize("size", [8, 28, 64, 160, 224])
+@pytest.mark.parametrize("preprocessing", [PREPROCESSING["imagenet"], PREPROCESSING["cifar10"]])
+def test_for_another_size_it_does_what_resizing_to_this_size_does(preprocessing, size):
+    other = preprocessing.for_size(size)
+    assert (other.size, other.mean, other.crop) == (size, preprocessing.mean, preprocessing.crop)
+    image = np.random.default_rng(0).integers(0, 256, (90, 70, 3), "uint8")
+    want = resize_image(image, preprocessing, size)
+    np.testing.assert_array_equal(resize_image(image, other, size), want)

@@ -148,7 +148,7 @@ class TestRun:
         file = hashlib.sha256((copied / "model.keras").read_bytes()).hexdigest()[:16]
         test = json.loads((copied / "config.json").read_text())["hashes"]["test"]
         about = {"model": "run/model.keras", "data": "digits", "split": "test", "views": "one"}
-        about |= {"hashes": {"model": file, "test": test}}
+        about |= {"hashes": {"model": file, "test": test}, "precision": "float32"}
         # `calibrated` is missing: the run has no held-out images
         assert metrics.keys() == about.keys() | expected.keys()
         assert {key: metrics[key] for key in about} == about

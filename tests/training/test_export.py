@@ -1,5 +1,7 @@
 """`keras-preact export`: from a run directory to a served model, and its errors."""
 
+import contextlib
+import io
 import json
 import shutil
 
@@ -8,8 +10,9 @@ import pytest
 from PIL import Image
 
 import keras_preact as kp
-from tests.training.commands import error_of, words
-from training import cli, networks, predict
+from tests.training import images as pictures
+from tests.training.commands import TINY, error_of, run_evaluate, words
+from training import cli, networks, predict, train
 from training.config import Data
 from training.data import load
 from training.export import export
@@ -129,3 +132,36 @@ def test_errors(run, exported, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(kp.export, "save", fail)
     assert "logits differ" in error_of(capsys, export_run, run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "precision", "note"),
+    [
+        ("--data.size 32 --model.dtype float32", "float32", "float32", False),
+        ("--data.size 24 --model.dtype mixed_bfloat16", "mixed_bfloat16", "float32", True),
+        ("--data.size 24 --model.dtype float32", "float32", "bfloat16", True),
+        ("--data.size 24 --model.dtype mixed_bfloat16", "mixed_bfloat16", "bfloat16", False),
+    ],
+)
+def test_the_card_is_about_the_export(options, policy, precision, note, tmp_path, monkeypatch):
+    """A client that follows the card sends images that the model takes, and knows in which
+    precision its accuracy was measured.
+    """
+    monkeypatch.chdir(tmp_path)
+    pictures.write_folder(tmp_path / "photos")
+    options += " --data.dir photos --batch-size 4 --health 0 --output run"
+    train.main(["folder_small", *TINY, *words(options)])
+    run_evaluate("run")
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["precision"] == policy
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        export_run("run", "saved_models", f"--precision {precision}")
+    measure_it = "evaluate saved_models/d" in out.getvalue()
+    assert measure_it is note
+    card = json.loads((tmp_path / "saved_models/d/model_card.json").read_text())
+    shape = card["signatures"]["serving_default"]["inputs"]["images"]["shape"]
+    preprocessing = card["preprocessing"]
+    assert shape[1:3] == [preprocessing["size"]] * 2 == [int(options.split()[1])] * 2
+    assert preprocessing["resize"] == round(preprocessing["size"] * 256 / 224)
+    described = json.loads((tmp_path / "run/config.json").read_text())
+    assert preprocessing == described["preprocessing"]
+    assert (card["precision"], card["metrics"]["precision"]) == (precision, policy)
