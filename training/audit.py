@@ -39,8 +39,10 @@ def audit(
     """
     from .analyze.specimen import chosen_data, open_specimen
 
-    specimen = open_specimen(target, checkpoint, chosen_data(images, data, data_dir), images, seed)
-    report = specimen.audit()
+    source = chosen_data(images, data, data_dir)
+    with cli.checking():
+        specimen = open_specimen(target, checkpoint, source, images, seed)
+        report = specimen.audit()
     print(f"{report}\n\nMeasured on {specimen.data}.")
     if report.worst == "FAIL":
         sys.exit(1)

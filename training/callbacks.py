@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from . import histories
-from .cli import UserError, function_of_user
+from .cli import UserError, function_of_user, users_code
 
 Figures = Mapping[str, float | int | None]
 
@@ -273,7 +273,11 @@ def made_by_user(names: Sequence[str], folder: Path) -> list[keras.callbacks.Cal
     Raises:
         UserError: for a function that returns something else.
     """
-    made = {name: of_user(name)(folder) for name in names}
+    made = {}
+    for name in names:
+        function = of_user(name)
+        with users_code(name):
+            made[name] = function(folder)
     for name, callback in made.items():
         if not isinstance(callback, keras.callbacks.Callback):
             raise UserError(

@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_preact.atomic import sync
 
-from .cli import UserError
+from .cli import UserError, is_lasting
 from .variables import GROUPS, Tensors, array_of, read, write
 
 _NAME = re.compile(r"state-(\d{9,})-([0-9a-f]{16})\.npz")
@@ -143,6 +143,8 @@ class Checkpoints:
                         raise ValueError("its content does not match the hash in its name")
                 return Saved(path)
             except (OSError, ValueError, KeyError) as error:
+                if not is_lasting(error):  # the file may be intact
+                    raise
                 self._broken.add(path)
                 warn(f"{path} is damaged, so an older checkpoint is used: {error}.")
         return None
@@ -193,6 +195,8 @@ class Checkpoints:
             temporary.replace(path)
             sync(self.folder)
         except OSError as error:  # the error of a full disk does not name the file
+            if not is_lasting(error):
+                raise
             raise UserError(
                 f"Cannot write a checkpoint to {self.folder}: {error}. Older checkpoints are "
                 "intact."

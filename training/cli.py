@@ -5,9 +5,11 @@ say what to do.
 import contextlib
 import csv
 import difflib
+import errno
 import importlib
 import inspect
 import os
+import select
 import sys
 import traceback
 import zipfile
@@ -46,6 +48,16 @@ _UNREADABLE = (
     *(csv.Error, zipfile.BadZipFile),
 )
 
+#: Numbers of errors of the system that last until a person acts. Others, such as those of a disk
+#: in a network, may pass: a launcher tries again.
+_LASTING = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.EINVAL, errno.ENAMETOOLONG, errno.ETXTBSY, errno.EBUSY),
+)
+#: Exit status after stdout was closed, as by `| head`: that of a program that SIGPIPE ended.
+PIPED = 141
+
 T = TypeVar("T")
 
 
@@ -64,8 +76,10 @@ def main(name: str, function: Callable, argv: Sequence[str]) -> None:
     """Call `function` with its parameters taken from the arguments of the command
     `name`.
 
-    A ValueError or an OSError ends the program with status 2 and one line on stderr;
-    --verbose also prints its traceback. Ctrl-C ends it with status 130.
+    A `UserError` ends the program with status 2 and one line on stderr; --verbose also
+    prints its traceback. Any other error is a fault of the program or of the machine: it
+    shows its traceback and ends with status 1, which launchers start again. Ctrl-C ends
+    it with status 130, and a closed stdout with status 141.
     """
     argv, verbose = split_verbose(argv)
     guard(lambda: parse(name, function, argv), verbose)
@@ -239,12 +253,27 @@ def guard(action: Callable[[], object], verbose: bool = False) -> None:
 
         keras.config.disable_traceback_filtering()  # which hides Keras' own lines of a traceback
     try:
-        with missing_packages():
-            action()
+        try:
+            with missing_packages():
+                action()
+        finally:
+            print(end="", flush=True)  # not at exit, where a closed pipe shows a message
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, OSError) as error:
+    except UserError as error:
         fail(error, verbose)
+    except BrokenPipeError:
+        if not _stdout_is_closed():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(PIPED)
+
+
+def _stdout_is_closed() -> bool:
+    """Return whether nobody reads what this process writes, as after `| head`."""
+    watched = select.poll()
+    watched.register(sys.stdout, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
 
 
 def fail(error: Exception, verbose: bool = False) -> NoReturn:
@@ -257,6 +286,57 @@ def fail(error: Exception, verbose: bool = False) -> NoReturn:
     sys.exit(2)
 
 
+def is_lasting(error: BaseException) -> bool:
+    """Return whether an error stays until a person acts. The errors of the system that may
+    pass by themselves are those of a shared disk or a network.
+    """
+    return not isinstance(error, OSError) or error.errno in (None, *_LASTING)
+
+
+@contextlib.contextmanager
+def checking() -> Iterator[None]:
+    """Turn the ValueErrors that the library raises for arguments, and lasting errors of the
+    system, into `UserError`s.
+
+    It is for code that gets options of a person, before the work begins. A ValueError of
+    the work itself is a fault of the program.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) or not is_lasting(error):
+            raise
+        raise UserError(str(error)) from error
+
+
+@contextlib.contextmanager
+def writing(path: object) -> Iterator[None]:
+    """Turn a lasting error of the system into a `UserError`: the error of a full disk does
+    not name the file.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_lasting(error):
+            raise
+        raise UserError(f"Cannot write {path}: {error}") from error
+
+
+@contextlib.contextmanager
+def users_code(name: str) -> Iterator[None]:
+    """Keep the errors of a person's own function from being taken for mistakes in the
+    options: `checking` does not hide their traceback.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, OSError) as error:
+        raise RuntimeError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
 @contextlib.contextmanager
 def reading(message: str) -> Iterator[None]:
     """Turn the errors that a file with unexpected content raises into a `UserError` with
@@ -267,6 +347,8 @@ def reading(message: str) -> Iterator[None]:
     except UserError as error:
         raise UserError(f"{message}: {error}") from error
     except _UNREADABLE as error:
+        if not is_lasting(error):
+            raise
         raise UserError(f"{message}: {type(error).__name__}: {error}") from error
 
 

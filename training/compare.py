@@ -113,7 +113,7 @@ def compare(
     print(aligned([headings, *cells], shutil.get_terminal_size((120, 24)).columns))
     if output is None:
         return
-    output.mkdir(parents=True, exist_ok=True)
+    runs.make(output)
     histories.write(output / "comparison.csv", rows)
     with runs.replacing(output / "comparison.png") as path:
         from . import curves

@@ -22,6 +22,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     quiet.install()
     argv = list(sys.argv[1:] if argv is None else argv)
     words, verbose = cli.split_verbose(argv)
+    cli.guard(lambda: _start(words, argv), verbose)
+
+
+def _start(words: Sequence[str], argv: list[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(described())
         return
@@ -30,13 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     name = words[0]
     argv.remove(name)
-    try:
-        command = cli.lookup(COMMANDS, name, "command")
-        with cli.missing_packages():
-            module = importlib.import_module(f"{__package__}.{command.module or name}")
-            module.main(argv)
-    except cli.UserError as error:
-        cli.fail(error, verbose)
+    command = cli.lookup(COMMANDS, name, "command")
+    importlib.import_module(f"{__package__}.{command.module or name}").main(argv)
 
 
 def described() -> str:

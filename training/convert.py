@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich import filesize
 
-from . import cli
+from . import cli, runs
 
 FormatName = Literal[
     "auto", "keras_preact", "keras_applications", "keras_hub", "timm", "pytorchcv", "torch_cifar"
@@ -52,33 +52,33 @@ def convert(
             it like any other file.
         overwrite: Replace an existing file.
     """
-    from keras_preact import atomic, weights
+    from keras_preact import weights
 
     from . import formats
 
     _check(out, target_format, half, overwrite)
-    content = formats.open(source)
-    name = formats.source_format(source, content) if source_format == "auto" else source_format
-    read = formats.FORMATS[name].read
-    sample = None if check is None else formats.sample(check, name)
-    try:
-        if sample is not None:
-            read(content, check=sample, input_shape=sample[0].shape[1:])
-        model = as_is = read(content)
-        sizes: dict[str, Any] = {} if classes is None else {"classes": classes}
-        if input_shape is not None:
-            channels_first = model.get_config()["data_format"] == "channels_first"
-            sizes["input_shape"] = (
-                (input_shape[2], *input_shape[:2]) if channels_first else input_shape
-            )
-        if sizes:
-            model = read(content, **sizes)
-    except weights.WeightsMismatch as error:
-        raise cli.UserError(f"{source}: {error}. Nothing was written.") from error
-
-    target = formats.target_format(out, model) if target_format == "auto" else target_format
-    converted = formats.FORMATS[target].write(model)
-    with atomic.replacing(out) as temporary:
+    with cli.checking():
+        content = formats.open(source)
+        name = formats.source_format(source, content) if source_format == "auto" else source_format
+        read = formats.FORMATS[name].read
+        sample = None if check is None else formats.sample(check, name)
+        try:
+            if sample is not None:
+                read(content, check=sample, input_shape=sample[0].shape[1:])
+            model = as_is = read(content)
+            sizes: dict[str, Any] = {} if classes is None else {"classes": classes}
+            if input_shape is not None:
+                channels_first = model.get_config()["data_format"] == "channels_first"
+                sizes["input_shape"] = (
+                    (input_shape[2], *input_shape[:2]) if channels_first else input_shape
+                )
+            if sizes:
+                model = read(content, **sizes)
+        except weights.WeightsMismatch as error:
+            raise cli.UserError(f"{source}: {error}. Nothing was written.") from error
+        target = formats.target_format(out, model) if target_format == "auto" else target_format
+        converted = formats.FORMATS[target].write(model)
+    with runs.replacing(out) as temporary:
         formats.write(converted, temporary, half)
     print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
     if name in weights.ASSUMPTIONS and sample is None:

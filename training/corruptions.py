@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .cli import UserError
+from .cli import UserError, reading
 from .terminal import lines
 
 #: Number of severities of each corruption. A file holds the test images at the lowest one first.
@@ -36,7 +36,8 @@ def measure(
             "--corruptions must be a folder with labels.npy and a NAME.npy for each corruption, as "
             f"for CIFAR-10-C (zenodo.org/records/2535967). Received: {folder}"
         )
-    labels = np.load(folder / "labels.npy")
+    with reading(f"{folder / 'labels.npy'} is damaged"):
+        labels = np.load(folder / "labels.npy")
     if (
         labels.ndim != 1
         or len(labels) % SEVERITIES
@@ -48,7 +49,8 @@ def measure(
         )
     errors = {}
     for path in files:
-        images = np.load(path, mmap_mode="r")
+        with reading(f"{path} is damaged"):
+            images = np.load(path, mmap_mode="r")
         if images.ndim != 4 or len(images) != len(labels):
             raise UserError(
                 f"{path} must hold an image of 3 axes for each of the {len(labels)} labels. "

@@ -93,9 +93,10 @@ def evaluate(
     from . import data as datasets
 
     cli.check_positive(batch_size=batch_size)
-    opened = _open(subject, checkpoint)
-    source = _source(opened, subject, data, data_dir)
-    images = datasets.load(source)
+    with cli.checking():
+        opened = _open(subject, checkpoint)
+        source = _source(opened, subject, data, data_dir)
+        images = datasets.load(source)
     classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)
     for note in images.notes:
         print(f"Warning: {note}")
@@ -137,7 +138,7 @@ def evaluate(
             batch_size,
         )
     folder = output or opened.output
-    folder.mkdir(parents=True, exist_ok=True)
+    runs.make(folder)
     suffix = measurements.suffix(checkpoint, views, None if is_own else source)
     written = _write(metrics, curves, folder, suffix)
     if not is_own:
@@ -423,10 +424,12 @@ def _of_keras(model, path: Path, output: Path, data: Data | None) -> Subject:
 def _open_saved_model(path: Path) -> Subject:
     import tensorflow as tf
 
-    card = json.loads((path / "model_card.json").read_text())
-    version = path / str(card["version"])
-    # kept alive by the closure: a signature alone does not hold its weights
-    loaded = tf.saved_model.load(str(version))
+    with cli.reading(f"{path / 'model_card.json'} is damaged"):
+        card = json.loads((path / "model_card.json").read_text())
+        version = path / str(card["version"])
+    with cli.reading(f"{version} is damaged or missing"):
+        # kept alive by the closure: a signature alone does not hold its weights
+        loaded = tf.saved_model.load(str(version))
 
     def logits(images: np.ndarray) -> np.ndarray:
         serve = loaded.signatures["serving_default"]
@@ -454,7 +457,7 @@ def _save_samples(images, folder: Path, count: int) -> int:
     """
     from PIL import Image
 
-    folder.mkdir(parents=True, exist_ok=True)
+    runs.make(folder)
     first = images.test.open().take(max(20 * len(images.classes), count))
     seen: collections.Counter[int] = collections.Counter()
     ranked = []

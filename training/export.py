@@ -90,28 +90,32 @@ def export(
     if temperature == "fitted":
         temperature = _fitted_temperature(metrics, run)
     if temperature != 1:
-        model = kp.transfer.apply_temperature(model, temperature)
+        with cli.checking():
+            model = kp.transfer.apply_temperature(model, temperature)
         print(f"Its logits are divided by {temperature:.3g}.")
     # the card is about the export, and its metrics about the network of the run
     about = {"temperature": temperature, "precision": networks.precision(model)}
     described = {"classes": config["classes"], "preprocessing": config["preprocessing"]}
     try:
         if format != "saved_model":
-            _save_file(model, output / name, format, described, path)
+            with cli.checking():
+                _save_file(model, output / name, format, described, path)
             return
-        exported = kp.export.save(
-            model,
-            output / name,
-            **described,
-            run={"directory": run.resolve().name, "checkpoint": checkpoint}
-            | {key: value for key, value in config.items() if key not in described}
-            | {"config": runs.portable(config["config"])},
-            metrics=metrics and _portable(metrics) | about,
-            version=version,
-            fold_batch_norm=fold_batch_norm,
-            precision=precision,
-            **_images(run, config, model, data_dir, precision),
-        )
+        images = _images(run, config, model, data_dir, precision)
+        with cli.checking():
+            exported = kp.export.save(
+                model,
+                output / name,
+                **described,
+                run={"directory": run.resolve().name, "checkpoint": checkpoint}
+                | {key: value for key, value in config.items() if key not in described}
+                | {"config": runs.portable(config["config"])},
+                metrics=metrics and _portable(metrics) | about,
+                version=version,
+                fold_batch_norm=fold_batch_norm,
+                precision=precision,
+                **images,
+            )
     except (kp.export.ExportError, ImportError) as error:
         raise cli.UserError(str(error)) from error
     _report(exported, path, precision)
@@ -135,7 +139,7 @@ def _save_file(
         "onnx": (kp.export.save_onnx, "onnx"),
         "litert": (kp.export.save_litert, "tflite"),
     }[format]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    runs.make(path.parent)
     file = save(model, path.with_name(f"{path.name}.{ending}"), **described)
     size = filesize.decimal(file.stat().st_size)
     print(f"Wrote {file} ({size}). Its outputs match {source}.")

@@ -15,7 +15,7 @@ import keras_preact as kp
 
 from . import callbacks, curves, divergence, estimates, histories, messages, networks, plans, runs
 from .checkpoints import Best, Checkpoints, Saved, Saver
-from .cli import command
+from .cli import checking, command
 from .progress import Progress
 from .run import Run
 from .signals import Stop
@@ -48,7 +48,7 @@ def train(run: Run) -> Path:
             _draw(run, folder)
         _say_end(run, folder, "Already finished")
     elif run.is_chief:
-        folder.mkdir(parents=True, exist_ok=True)
+        runs.make(folder)
         with runs.held(folder):
             _directory(run, folder)  # another process may have begun a run in it since
             _train_in(folder, run)
@@ -70,13 +70,14 @@ def _train_in(folder: Path, run: Run) -> None:
     elif run.is_chief:
         # write the configuration first: a run that is killed here can be started again
         runs.write_json(folder / "config.json", run.described())
-        (folder / "checkpoints").mkdir(exist_ok=True)
+        runs.make(folder / "checkpoints")
         with runs.replacing(folder / "checkpoints" / networks.ARCHITECTURE) as temporary:
             temporary.write_text(run.network.to_json())
 
     # --- Fit
     run.say(messages.beginning(run, folder, saved))
-    fit = Fit(run, folder, checkpoints, saved, added)
+    with checking():
+        fit = Fit(run, folder, checkpoints, saved, added)
     try:
         with fit.stop:
             fit.train()

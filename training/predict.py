@@ -129,7 +129,7 @@ def load(path: Path):
 
     try:
         loaded = tf.saved_model.load(str(path))
-    except (tf.errors.OpError, KeyError) as error:
+    except (tf.errors.OpError, KeyError, OSError) as error:
         raise cli.UserError(f"{path} is damaged: {error}") from error
     if not (hasattr(loaded, "core") and hasattr(loaded, "decode")):
         raise cli.UserError(

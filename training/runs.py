@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .cli import UserError, command, reading
+from .cli import UserError, command, reading, writing
 from .config import Config, differences, from_json
 
 #: File of a run directory that names the process that trains in it. The file stays; its lock ends
@@ -52,7 +52,9 @@ def held(run: Path) -> Iterator[None]:
     Raises:
         UserError: if another process holds it; nothing has changed then.
     """
-    with (run / LOCK).open("a+") as file:
+    with contextlib.ExitStack() as opened:
+        with writing(run / LOCK):
+            file = opened.enter_context((run / LOCK).open("a+"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -153,11 +155,18 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     from keras_preact import atomic  # brings Keras, which a help text must not
 
-    try:
-        with atomic.replacing(path) as temporary:
-            yield temporary
-    except OSError as error:  # the error of a full disk does not name the file
-        raise UserError(f"Cannot write {path}: {error}") from error
+    with writing(path), atomic.replacing(path) as temporary:
+        yield temporary
+
+
+def make(folder: Path) -> None:
+    """Make a folder, and those that it is in, if they do not exist.
+
+    Raises:
+        UserError: if that is not possible, with the reason.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 @functools.cache

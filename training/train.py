@@ -43,7 +43,7 @@ def train(config: Config, recipe: str) -> Path | None:
     """Train as configured and return the run directory, None with `dry_run`.
 
     Raises:
-        ValueError: for a configuration that does not fit; nothing is written then.
+        UserError: for a configuration that does not fit; nothing is written then.
     """
     from . import fit
     from .callbacks import Diverged
@@ -63,7 +63,7 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
     """Make the run of a configuration, and yield it inside its distribution.
 
     Raises:
-        ValueError: for a configuration that does not fit.
+        UserError: for a configuration that does not fit.
     """
     import keras
 
@@ -73,11 +73,15 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
 
     _check(config)
     backends.keep_accelerator_for_backend(keras.backend.backend())
-    with kp.distribution.start(config.distribution, batch_norm=config.batch_norm) as distribution:
-        keras.utils.set_random_seed(config.seed)
-        run = Run(config, recipe, distribution)
-        with run.data.naming_broken_images():
-            yield run
+    with contextlib.ExitStack() as stack:
+        with cli.checking():
+            distribution = stack.enter_context(
+                kp.distribution.start(config.distribution, batch_norm=config.batch_norm)
+            )
+            keras.utils.set_random_seed(config.seed)
+            run = Run(config, recipe, distribution)
+        stack.enter_context(run.data.naming_broken_images())
+        yield run
 
 
 def _check(config: Config) -> None:

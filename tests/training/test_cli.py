@@ -3,6 +3,11 @@ work; nothing is written.
 """
 
 import dataclasses
+import errno
+import os
+import signal
+import sys
+import types
 import typing
 
 import keras
@@ -13,8 +18,8 @@ import keras_preact as kp
 from keras_preact import downsampling
 from keras_preact.layers import chains
 from tests.training import images as pictures
-from tests.training.commands import TINY, error_of, files, run_evaluate, words
-from training import cli, train
+from tests.training.commands import TINY, error_of, files, finish, run_evaluate, start, words
+from training import cli, runs, train
 from training.config import Model, Schedule
 from training.recipes import RECIPES
 
@@ -29,11 +34,15 @@ def fail(error):
     raise error
 
 
+def checked(call):
+    with cli.checking():
+        call()
+
+
 @pytest.mark.parametrize(
     ("error", "status", "stderr"),
     [
         (cli.UserError("two\n  lines"), 2, "error: two lines\n"),
-        (OSError("gone"), 2, "error: gone\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -43,7 +52,7 @@ def test_errors_end_with_a_line_and_a_status(error, status, stderr, capsys):
     assert (ended.value.code, capsys.readouterr().err) == (status, stderr)
 
 
-@pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError])
+@pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, ValueError, OSError])
 def test_errors_in_the_program_are_not_hidden(error):
     with pytest.raises(error, match="bug"):
         cli.guard(lambda: fail(error("bug")))
@@ -55,12 +64,82 @@ def test_verbose_shows_the_trace_above_the_message(capsys):
     for verbose in (False, True):
         with pytest.raises(SystemExit):
             # it is not compiled
-            cli.guard(lambda: model.fit(np.zeros((2, 2)), np.zeros(2)), verbose)
+            cli.guard(lambda: checked(lambda: model.fit(np.zeros((2, 2)), np.zeros(2))), verbose)
         errors[verbose] = capsys.readouterr().err
     keras.config.enable_traceback_filtering()
     assert errors[True].startswith("Traceback (most recent call last):\n")
     assert "keras/src" in errors[True]  # Keras leaves these lines out by default
     assert errors[True].endswith(f"\n{errors[False]}")
+
+
+def test_a_machine_may_be_at_fault(tmp_path):
+    """Only an error that lasts is a mistake: a shared disk may come back."""
+    contexts = (
+        lambda: cli.reading("a.json is damaged"),
+        lambda: cli.writing("a.json"),
+        lambda: runs.replacing(tmp_path / "a.json"),
+        cli.checking,
+    )
+    for context in contexts:
+        for number in (errno.ENOENT, errno.EACCES, errno.ENOSPC, errno.EROFS, None):
+            with pytest.raises(cli.UserError), context():
+                raise OSError(number, "no luck") if number else OSError("no luck")
+        for number in (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET):
+            with pytest.raises(OSError, match="no luck") as raised, context():
+                raise OSError(number, "no luck")
+            assert raised.value.errno == number
+
+
+@pytest.fixture
+def module(monkeypatch):
+    module = types.ModuleType("code_of_a_user")
+    monkeypatch.setitem(sys.modules, "code_of_a_user", module)
+    return module
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, FileNotFoundError])
+@pytest.mark.parametrize("place", ["on_train_begin", "on_train_batch_end", "on_epoch_end"])
+def test_a_fault_in_a_callback_shows_its_trace(module, place, error):
+    """The status is then that of Python, 1, and launchers start the run again."""
+
+    def bug(*arguments, **named):
+        raise error("a bug of the user")
+
+    module.make = lambda folder: type("Bug", (keras.callbacks.Callback,), {place: bug})()
+    with pytest.raises(error, match="a bug of the user"):
+        train.main(["digits", *TINY, *words("--callbacks code_of_a_user:make --output run")])
+
+
+@pytest.mark.parametrize("option", ["--callbacks", "--data.name"])
+def test_a_fault_in_a_function_of_the_user_shows_its_trace(module, option):
+    module.f = lambda *arguments: fail(ValueError("a bug of the user"))
+    with pytest.raises(RuntimeError, match="code_of_a_user:f raised ValueError: a bug") as raised:
+        train.main(["digits", *TINY, option, "code_of_a_user:f", "--output", "run"])
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_a_closed_pipe_ends_quietly(monkeypatch, capfd):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        with pytest.raises(SystemExit) as ended:
+            cli.guard(lambda: print("nobody reads this"))
+        assert ended.value.code == 128 + signal.SIGPIPE
+        print("nor this", flush=True)  # as Python does at exit
+    monkeypatch.undo()
+    assert capfd.readouterr().err == ""
+    with pytest.raises(BrokenPipeError):  # of a socket, not of stdout
+        cli.guard(lambda: fail(BrokenPipeError(errno.EPIPE, "socket")))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", ["--help", "train", "train digits --help", "--version"])
+def test_the_first_line_of_a_help(arguments, tmp_path):
+    line = f'"{sys.executable}" -m training {arguments} | true; exit ${{PIPESTATUS[0]}}'
+    starter = f"import os; os.execvp('bash', ['bash', '-c', {line!r}])"
+    status, _, err = finish(start("-c", starter, cwd=tmp_path))
+    assert (status in (0, 141), err) == (True, "")
 
 
 #: Options after `digits`, and words that the message must contain.

@@ -53,9 +53,10 @@ def analyze(
         output = Path(target) / "analysis" if is_run else Path(f"analysis-{Path(target).stem}")
     folder = runs.new_directory(output, "")
     backends.keep_accelerator_for_backend(keras.backend.backend())
-    specimen = opened.open_specimen(target, checkpoint, source, images, seed)
+    with cli.checking():
+        specimen = opened.open_specimen(target, checkpoint, source, images, seed)
     print(f"Analysing {specimen.name} ({keras.backend.backend()}) on {specimen.data}.", flush=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    runs.make(folder.parent)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         whole = Path(temporary) / folder.name
         pictures = _write(specimen, whole, quick)

@@ -10,7 +10,7 @@ import sys
 
 import keras
 
-from .. import backends, children
+from .. import backends, children, cli
 from . import candidates, subjects
 from .candidates import Candidate
 from .questions import QUESTIONS, Question
@@ -24,7 +24,8 @@ def measure(question: Question, candidate: Candidate) -> dict:
     backends.keep_accelerator_for_backend(keras.backend.backend())
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(question.dtype)
-    build_seconds, subject = subjects.timed(lambda: subjects.make(candidate, question))
+    with cli.checking():
+        build_seconds, subject = subjects.timed(lambda: subjects.make(candidate, question))
     packages = ["keras-preact", "keras", "numpy", keras.backend.backend()]
     peer = candidates.PEERS.get(candidate.name)
     if peer is not None and peer.package is not None:

@@ -73,7 +73,8 @@ def run(
     images, labels = _digits(batch, seed)
 
     start = time.perf_counter()
-    model = _build(network, usual_layers if layers is None else layers, width, remat or False)
+    with cli.checking():
+        model = _build(network, usual_layers if layers is None else layers, width, remat or False)
     model.compile(
         kp.optimizers.CoupledSGD(rate, coupled_weight_decay=0.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -104,7 +104,7 @@ def training_stream(
         on_device: Whether batches hold the codes of `resident.Cut` instead of images.
 
     Raises:
-        ValueError: for a batch larger than the split, a batch of one image with mixup or
+        UserError: for a batch larger than the split, a batch of one image with mixup or
             CutMix, a negative seed, or numbers that `RandAugment` or `Mixing` reject. For
             pad_crop_flip also if images have another size, differ in size, or do not fit
             into memory.
@@ -118,7 +118,7 @@ def training_stream(
     if augment is None and not fake:
         _check_one_size(data, size)
     if size is None:
-        raise ValueError(f"The images of {data.name} differ in size: give `size`.")
+        raise UserError(f"The images of {data.name} differ in size: choose one with --data.size.")
     alter = RandAugment(*rand_augment, seed, data.preprocessing.mean) if rand_augment else None
     mixing = Mixing(mixup, cutmix, seed, len(data.classes)) if mixup or cutmix else None
     if mixing is not None and batch_size == 1:
@@ -158,12 +158,12 @@ def _check(
     data: ImageData, batch_size: int, augmentation: str, seed: int, border: int, flip: str
 ) -> None:
     if not 0 < batch_size <= data.train.size:
-        raise ValueError(
-            f"`batch_size` must be 1 to {data.train.size}, the training images. Received: "
-            f"batch_size={batch_size}"
+        raise UserError(
+            f"--batch-size, or each part of it with --accumulate, must be 1 to {data.train.size}, "
+            f"the number of training images. Received: {batch_size}"
         )
     if seed < 0:
-        raise ValueError(f"`seed` must not be negative. Received: {seed}")
+        raise UserError(f"--seed must not be negative. Received: {seed}")
     if border < 1:
         raise UserError(f"--data.border must be at least 1. Received: {border}")
     pad_crop_flip_only = {
@@ -179,9 +179,9 @@ def _check(
 
 def _check_one_size(data: ImageData, size: int | None) -> None:
     if data.size is None:
-        raise ValueError(
-            "augmentation='pad_crop_flip' is for images of one size; use 'resized_crop_flip' for "
-            "these."
+        raise UserError(
+            "--data.augmentation pad_crop_flip is for images of one size; use resized_crop_flip "
+            "for these."
         )
     if data.size != size:
         raise UserError(
@@ -189,9 +189,9 @@ def _check_one_size(data: ImageData, size: int | None) -> None:
             f"pixels: remove --data.size. Received: --data.size {size}"
         )
     if data.held is None:
-        raise ValueError(
-            "augmentation='pad_crop_flip' is for images that fit into memory; use "
-            "'resized_crop_flip' for these."
+        raise UserError(
+            "--data.augmentation pad_crop_flip is for images that fit into memory; use "
+            "resized_crop_flip for these."
         )
 
 

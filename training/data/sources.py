@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
-from ..cli import UserError, function_of_user, nearest, reading
+from ..cli import UserError, function_of_user, nearest, reading, users_code
 from ..config import Data
 from . import folders, hugging_face
 from .image_data import ImageData, as_it_is, held_out, held_out_mask
@@ -32,7 +32,7 @@ def load(data: Data) -> ImageData:
     """Open a data set.
 
     Raises:
-        ValueError: for an unknown name, a data set that is neither prepared nor can be
+        UserError: for an unknown name, a data set that is neither prepared nor can be
             downloaded, an unreadable image, or a holdout that leaves no training image.
     """
     if data.name.startswith(TFDS):
@@ -140,7 +140,9 @@ def _function(data: Data) -> ImageData:
     data sets, and may add class names. Instead of a pair of arrays, it may return an
     iterable of images with their labels.
     """
-    returned = function_of_user(data.name, "data.name", "my_data:load_data")()
+    function = function_of_user(data.name, "data.name", "my_data:load_data")
+    with users_code(data.name):
+        returned = function()
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise UserError(
             f"{data.name} must return (x_train, y_train), (x_test, y_test), and may add class "

@@ -67,7 +67,7 @@ def depth(
         layers, networks = layers[:2], networks[:2]
     folder = output / "depth"
     jobs = _missing(folder, networks, layers, batch, seed)
-    folder.mkdir(parents=True, exist_ok=True)
+    runs.make(folder)
     failed = []
     for file, settings in jobs.items():
         try:

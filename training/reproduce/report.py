@@ -60,7 +60,7 @@ def report(output: Path = RESULTS) -> None:
     records = results.read(output)
     groups = results.groups(records)
     signals = depth.read(output)
-    output.mkdir(parents=True, exist_ok=True)
+    runs.make(output)
     written = []
     with cli.missing_packages():
         text = "\n\n".join(_parts(groups, signals))

@@ -157,7 +157,7 @@ def write(folder: Path, record: Record) -> Path:
     finite, 7 digits.
     """
     target = path(folder, record.trial, record.seed)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    runs.make(target.parent)
     runs.write_json(target, runs.plain(record, digits=7), indent=None)
     return target
 

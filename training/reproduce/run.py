@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from .. import backends, cli, quiet
+from .. import backends, cli, quiet, runs
 from ..config import from_json
 from . import results
 from .results import RESULTS, WORK
@@ -69,7 +69,7 @@ def train(name: str, seed: int, options: Options) -> None:
         smoke=options.smoke,
     )
     folder, run = options.output, options.work / name / f"seed-{seed}"
-    run.parent.mkdir(parents=True, exist_ok=True)
+    runs.make(run.parent)
     config = dataclasses.replace(config, output=run, resume=True)
     log = run.with_suffix(".log")
     what = f"{name}, seed {seed}"
