@@ -18,6 +18,7 @@ def audit(
     data_dir: Path | None = None,
     checkpoint: Literal["final", "best", "last"] = "final",
     seed: int = 0,
+    trust: bool = False,
 ) -> None:
     """Check a Keras model for misplaced activations and other mistakes that keep
     residual networks from training.
@@ -36,12 +37,15 @@ def audit(
         checkpoint: Network of the run: at its end, at its best epoch or at its last
             checkpoint.
         seed: Seed of new weights and random images.
+        trust: Call the function that loads the data of the run, which its config.json
+            names.
     """
     from .analyze.specimen import chosen_data, open_specimen
 
     source = chosen_data(images, data, data_dir)
     with cli.checking():
-        specimen = open_specimen(target, checkpoint, source, images, seed)
+        again = "" if trust else f"{cli.command('audit')} {target} --trust"
+        specimen = open_specimen(target, checkpoint, source, images, seed, again)
         report = specimen.audit()
     print(f"{report}\n\nMeasured on {specimen.data}.")
     if report.worst == "FAIL":

@@ -16,6 +16,9 @@ from .cli import UserError, check_positive, read_option
 #: Fields of `Model` that say where a network starts. They are not arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
 
+#: Prefixes of the names of data sets of TensorFlow Datasets and Hugging Face.
+TFDS, HUGGING_FACE = "tfds:", "hf:"
+
 # Names of the library's tables, written here because importing the library takes seconds and
 # `--help` should not.
 Arrangement = Literal[
@@ -151,6 +154,11 @@ class Data:
     """For folder: decode every image at the start, and leave out the broken ones."""
     on_device: bool = False
     """Keep the training images on the device, for pad_crop_flip or none. Needs one device."""
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the name is the MODULE:FUNCTION of a person."""
+        return ":" in self.name and not self.name.startswith((TFDS, HUGGING_FACE))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,6 +308,35 @@ class Config:
                 f"Received: {length}"
             )
         return round(length * (steps_per_epoch if self.schedule.unit == "epochs" else 1))
+
+
+def functions(config: Config) -> list[str]:
+    """Return the functions of a person that a configuration names, each as
+    MODULE:FUNCTION.
+    """
+    return [*([config.data.name] if config.data.is_function else []), *config.callbacks]
+
+
+def trust(functions: typing.Sequence[str], file: Path, command: str, is_trusted: bool) -> None:
+    """Check that code may run that a file names, since the file may come from somebody else.
+
+    Args:
+        functions: Functions that the file names, each as MODULE:FUNCTION.
+        file: The file, for the error.
+        command: Command with `--trust`, for the error.
+        is_trusted: Whether a person trusts the file.
+
+    Raises:
+        UserError: if a person has to decide.
+    """
+    if functions and not is_trusted:
+        names = ", ".join(functions)
+        modules = ", ".join(dict.fromkeys(name.partition(":")[0] for name in functions))
+        raise UserError(
+            f"{file} names the function{'s' * (len(functions) > 1)} {names}, and this command "
+            f"would run the code of {modules}. If the file is yours, or you trust whoever wrote "
+            f"it: {command}"
+        )
 
 
 T = typing.TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from . import cli, measurements, runs
+from . import cli, config, measurements, runs
 from . import corruptions as corrupted
 from .config import Data, from_json
 
@@ -60,6 +60,7 @@ def evaluate(
     save_samples: int = 0,
     views: Views = "one",
     corruptions: Path | None = None,
+    trust: bool = False,
 ) -> Path:
     """Measure accuracy on the test images, in total and for each class.
 
@@ -87,6 +88,7 @@ def evaluate(
             these four together count as much as the first two.
         corruptions: Folder of CIFAR-10-C (labels.npy, and a NAME.npy for each corruption):
             also measure the error under each corruption.
+        trust: Call the function that loads the data of the run, which its files name.
     """
     from keras_preact.transfer import fit_temperature
 
@@ -96,6 +98,9 @@ def evaluate(
     with cli.checking():
         opened = _open(subject, checkpoint)
         source = _source(opened, subject, data, data_dir)
+        if data is None and source.is_function:
+            trusting = f"{cli.command('evaluate')} {subject} --trust"
+            config.trust([source.name], subject, trusting, trust)
         images = datasets.load(source)
     classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)
     for note in images.notes:
@@ -436,7 +441,7 @@ def _open_saved_model(path: Path) -> Subject:
         return serve(images=tf.constant(images, tf.float32))["logits"].numpy()
 
     described = card.get("run") or {}
-    config = described.get("config")
+    options = described.get("config")
     _, inputs = loaded.signatures["serving_default"].structured_input_signature
     return Subject(
         path=version,
@@ -445,9 +450,9 @@ def _open_saved_model(path: Path) -> Subject:
         size=inputs["images"].shape[1],
         logits=logits,
         precision=card.get("precision", "float32"),
-        data=from_json(Data, config["data"]) if config else None,
+        data=from_json(Data, options["data"]) if options else None,
         classes=card["classes"],
-        described=described if config else None,
+        described=described if options else None,
     )
 
 

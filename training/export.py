@@ -12,7 +12,7 @@ import tyro
 from rich import filesize
 
 from . import cli, measurements, runs
-from .config import Data, from_json
+from .config import Data, from_json, trust
 
 if TYPE_CHECKING:
     import keras
@@ -37,6 +37,7 @@ def export(
     fold_batch_norm: bool = True,
     temperature: Literal["fitted"] | float = 1.0,
     data_dir: Path | None = None,
+    trust: bool = False,
 ) -> None:
     """Write a run's network for serving: saved_models/NAME/VERSION, a SavedModel that
     needs no Keras, and its model card.
@@ -62,6 +63,8 @@ def export(
             fitted: the one that `keras-preact evaluate` fitted on held-out images.
         data_dir: Directory of the images, for bfloat16 and int8. If not given: the run's
             own.
+        trust: Call the function that loads the data of the run, which its config.json
+            names. For bfloat16 and int8.
     """
     if name != Path(name).name or name.startswith("."):
         raise cli.UserError(
@@ -101,7 +104,7 @@ def export(
             with cli.checking():
                 _save_file(model, output / name, format, described, path)
             return
-        images = _images(run, config, model, data_dir, precision)
+        images = _images(run, config, model, data_dir, precision, trust)
         with cli.checking():
             exported = kp.export.save(
                 model,
@@ -146,7 +149,12 @@ def _save_file(
 
 
 def _images(
-    run: Path, config: dict, model: "keras.Model", data_dir: Path | None, precision: str
+    run: Path,
+    config: dict,
+    model: "keras.Model",
+    data_dir: Path | None,
+    precision: str,
+    is_trusted: bool,
 ) -> dict[str, Any]:
     """Return the images that `kp.export.save` needs for a precision, as its arguments:
     test images with their labels, and training images, at the size of the network.
@@ -156,6 +164,9 @@ def _images(
     from . import data
 
     source = dataclasses.replace(from_json(Data, config["config"]["data"]), holdout=0)
+    if source.is_function:
+        again = f"{cli.command('export')} {run} --precision {precision} --trust ..."
+        trust([source.name], run / "config.json", again, is_trusted)
     images = data.load(source if data_dir is None else dataclasses.replace(source, dir=data_dir))
     measurements.fitting_classes(run, config["classes"], len(config["classes"]), images)
 

@@ -16,6 +16,7 @@ import keras_preact as kp
 from . import callbacks, curves, divergence, estimates, histories, messages, networks, plans, runs
 from .checkpoints import Best, Checkpoints, Saved, Saver
 from .cli import checking, command
+from .config import functions
 from .progress import Progress
 from .run import Run
 from .signals import Stop
@@ -278,6 +279,7 @@ class Fit:
         return (
             f"{event} after iteration {self.count.step // plan.parts:,} of {plan.iterations:,}; "
             f"{saved}. Resume: {command('train')} --resume {self.folder}"
+            f"{' --trust' if functions(self.run.config) else ''}"
         )
 
     def _state(self) -> dict:

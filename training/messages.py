@@ -77,6 +77,6 @@ def end(
             *lines,
             f"{what}{time}: {folder / 'model.keras'}",
             f"Accuracy: {measured} of the {split.size:,} {run.watched} images.{before}",
-            f"Next: {command('evaluate')} {folder}",
+            f"Next: {command('evaluate')} {folder}{' --trust' * run.config.data.is_function}",
         ]
     )

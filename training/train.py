@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import backends, cli, runs
-from .config import Config, from_json
+from .config import Config, from_json, functions, trust
 from .recipes import RECIPES
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Beginning of the help text. Braces in names of models list alternatives.
 DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
 The run is written to runs/RECIPE-DATE-TIME, or to --output.
-Interrupted runs resume exactly: train --resume RUN.
+Interrupted runs resume exactly: train --resume RUN, with --trust if it has functions of yours.
 Set KERAS_BACKEND to tensorflow (default), jax or torch.
 
 Models for --model.name:
@@ -176,12 +176,15 @@ def _epochs(text: str) -> float:
 
 def _resume(arguments: Sequence[str]) -> None:
     """Resume a run with its own options."""
-    if len(arguments) != 1:
+    others = [argument for argument in arguments if argument != "--trust"]
+    if len(others) != 1:
         raise cli.UserError(
-            f"`{cli.command('train')} --resume RUN` takes a run directory and no other option. "
-            f"Received: {' '.join(arguments)}"
+            f"`{cli.command('train')} --resume RUN` takes a run directory and no other option than "
+            f"--trust. Received: {' '.join(arguments)}"
         )
-    run = Path(arguments[0])
+    run = Path(others[0])
     described = runs.read_config(run)
     config = from_json(Config, described["config"])
+    again = f"{cli.command('train')} --resume {run} --trust"
+    trust(functions(config), run / "config.json", again, "--trust" in arguments)
     train(dataclasses.replace(config, output=run, resume=True), described["recipe"])

@@ -188,7 +188,7 @@ def test_the_accuracy_of_a_run_is_that_of_its_saved_network(
     name = "held-out" if data.holdout else "test"
     words = f"of the {split.size} {name} images. After the last epoch it was {last:.2f} %.\n"
     assert f"Accuracy: {measured:.2f} % {words}" in out
-    train.main(["--resume", str(run)])  # a finished run says the same again
+    train.main(["--resume", str(run), "--trust"])  # a finished run says the same again
     assert f"Accuracy: {measured:.2f} % {words}" in capsys.readouterr().out
 
 
@@ -322,7 +322,7 @@ class TestEndings:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--resume", "takes a run directory and no other option"),
+        ("--resume", "takes a run directory and no other option than --trust"),
         ("--resume a --seed 3", "Received: a --seed 3"),
         ("--resume a", "The run directory a does not exist"),
         ("digits --resume", "--resume needs --output"),

@@ -22,6 +22,7 @@ def analyze(
     checkpoint: Literal["final", "best", "last"] = "final",
     quick: bool = False,
     seed: int = 0,
+    trust: bool = False,
 ) -> None:
     """Show how signals and gradients travel through a network, on one page (index.html)
     with pictures, numbers and the audit.
@@ -42,6 +43,8 @@ def analyze(
             lesions, Jacobian. A network that was not built with keras_preact always
             gets fewer chapters.
         seed: Seed of new weights and random images.
+        trust: Call the function that loads the data of the run, which its config.json
+            names.
     """
     import keras
 
@@ -54,7 +57,8 @@ def analyze(
     folder = runs.new_directory(output, "")
     backends.keep_accelerator_for_backend(keras.backend.backend())
     with cli.checking():
-        specimen = opened.open_specimen(target, checkpoint, source, images, seed)
+        again = "" if trust else f"{cli.command('analyze')} {target} --trust"
+        specimen = opened.open_specimen(target, checkpoint, source, images, seed, again)
     print(f"Analysing {specimen.name} ({keras.backend.backend()}) on {specimen.data}.", flush=True)
     runs.make(folder.parent)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:

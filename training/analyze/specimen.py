@@ -16,7 +16,7 @@ from keras_preact.analysis.audit import audit
 from .. import data as datasets
 from .. import measurements, networks, runs
 from ..cli import UserError, nearest
-from ..config import Data, from_json
+from ..config import Data, from_json, trust
 from ..histories import read_table
 
 #: Test images that are shuffled before some are taken: the images of a folder are sorted by class.
@@ -89,7 +89,7 @@ def chosen_data(images: int, data: str | None, data_dir: Path | None) -> Data | 
 
 
 def open_specimen(
-    target: str, checkpoint: str, data: Data | None, images: int, seed: int
+    target: str, checkpoint: str, data: Data | None, images: int, seed: int, again: str = ""
 ) -> Specimen:
     """Open the network that a user named, with its images.
 
@@ -99,13 +99,15 @@ def open_specimen(
         data: Data set that replaces the run's data set, or the digits.
         images: Images in the batch.
         seed: Seed of a registered model's weights, and of random images.
+        again: Command line that trusts the functions which a run names, for the error;
+            empty: they are trusted.
 
     Raises:
         UserError: for a target that is none of the three, or does not fit the data.
     """
     path = Path(target)
     if (path / "config.json").is_file():
-        return _open_run(path, checkpoint, data, images)
+        return _open_run(path, checkpoint, data, images, again)
     if path.suffix == ".keras" and path.is_file():
         model = networks.load(path)
         pixels = any(layer.name == "preprocessing" for layer in model.layers)
@@ -132,9 +134,11 @@ def open_specimen(
     )
 
 
-def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Specimen:
+def _open_run(run: Path, checkpoint: str, data: Data | None, images: int, again: str) -> Specimen:
     described = runs.read_config(run)
     trained_on = from_json(Data, described["config"]["data"])
+    if data is None and trained_on.is_function:
+        trust([trained_on.name], run / "config.json", again, not again)
     model, path = networks.open_run(run, checkpoint)
     return Specimen(
         run.resolve().name,

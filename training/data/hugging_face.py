@@ -10,12 +10,9 @@ import numpy as np
 from keras_preact.preprocessing import PREPROCESSING
 
 from ..cli import UserError, reading
-from ..config import Data
+from ..config import HUGGING_FACE, Data
 from .image_data import ImageData, as_it_is, held_out_mask
 from .readers import Rows
-
-#: Prefix of the name of a data set of images with classes, on the Hub or in a local folder.
-PREFIX = "hf:"
 
 
 def load(data: Data) -> ImageData:
@@ -28,7 +25,7 @@ def load(data: Data) -> ImageData:
     """
     import datasets
 
-    name, _, configuration = data.name.removeprefix(PREFIX).partition(":")
+    name, _, configuration = data.name.removeprefix(HUGGING_FACE).partition(":")
     try:
         splits = datasets.load_dataset(name, configuration or None, cache_dir=data.dir)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:

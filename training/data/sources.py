@@ -13,16 +13,13 @@ import numpy as np
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
 from ..cli import UserError, function_of_user, nearest, reading, users_code
-from ..config import Data
+from ..config import HUGGING_FACE, TFDS, Data
 from . import folders, hugging_face
 from .image_data import ImageData, as_it_is, held_out, held_out_mask
 from .readers import Arrays, Fake, Files, Records
 
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64
-
-#: Prefix of the name of a data set of images with classes in TensorFlow Datasets.
-TFDS = "tfds:"
 
 #: Names of the arrays in an .npz file, as Keras and as MedMNIST have them.
 ARRAYS = ("x_train y_train x_test y_test", "train_images train_labels test_images test_labels")
@@ -37,12 +34,12 @@ def load(data: Data) -> ImageData:
     """
     if data.name.startswith(TFDS):
         return _tfds(data)
-    if data.name.startswith(hugging_face.PREFIX):
+    if data.name.startswith(HUGGING_FACE):
         return hugging_face.load(data)
-    if ":" in data.name:
+    if data.is_function:
         return _function(data)
     if data.name not in SOURCES:
-        forms = (*SOURCES, f"{TFDS}NAME", f"{hugging_face.PREFIX}NAME", "MODULE:FUNCTION")
+        forms = (*SOURCES, f"{TFDS}NAME", f"{HUGGING_FACE}NAME", "MODULE:FUNCTION")
         raise UserError(f"Unknown data.name: {data.name!r}. {nearest(data.name, forms)}")
     return SOURCES[data.name](data)
 
