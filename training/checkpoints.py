@@ -118,10 +118,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int = 3, write: bool = True):
-        if keep < 1:
-            raise UserError(
-                f"--checkpoint.keep must be at least 1, to resume from. Received: {keep}"
-            )
         self.folder = folder
         self.keep = keep
         self.write = write

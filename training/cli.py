@@ -8,6 +8,7 @@ import difflib
 import errno
 import importlib
 import inspect
+import math
 import os
 import select
 import sys
@@ -183,7 +184,7 @@ def lookup(table: Mapping[str, T], name: str, what: str) -> T:
 def check_positive(**options: float | None) -> None:
     """Raise a UserError for an option that is given and not positive."""
     for name, value in options.items():
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
 
 

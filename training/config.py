@@ -3,7 +3,6 @@ train`.
 """
 
 import dataclasses
-import math
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .cli import UserError, check_positive, read_option
+from .cli import UserError, read_option
 
 #: Fields of `Model` that say where a network starts. They are not arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
@@ -292,21 +291,10 @@ class Config:
     @property
     def part_size(self) -> int:
         """Images in each of the parts that a batch is computed in."""
-        check_positive(batch_size=self.batch_size)
-        if self.accumulate < 1 or self.batch_size % self.accumulate:
-            raise UserError(
-                "--accumulate must divide --batch-size. "
-                f"Received: --accumulate {self.accumulate} --batch-size {self.batch_size}"
-            )
         return self.batch_size // self.accumulate
 
     def iterations(self, length: float, steps_per_epoch: int) -> int:
         """Turn a length in the schedule's unit into iterations."""
-        if not math.isfinite(length):
-            raise UserError(
-                f"The lengths of --schedule must be finite numbers of {self.schedule.unit}. "
-                f"Received: {length}"
-            )
         return round(length * (steps_per_epoch if self.schedule.unit == "epochs" else 1))
 
 

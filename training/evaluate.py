@@ -95,6 +95,8 @@ def evaluate(
     from . import data as datasets
 
     cli.check_positive(batch_size=batch_size)
+    if save_samples < 0:
+        raise cli.UserError(f"--save-samples must be 0 or more. Received: {save_samples}")
     with cli.checking():
         opened = _open(subject, checkpoint)
         source = _source(opened, subject, data, data_dir)

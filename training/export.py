@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -71,6 +72,9 @@ def export(
             "--name must be a plain name, such as digits; the folder is set by --output. "
             f"Received: {name!r}"
         )
+    cli.check_positive(version=version)
+    if temperature != "fitted" and not 0 < temperature < math.inf:
+        raise cli.UserError(f"--temperature must be positive, or fitted. Received: {temperature}")
     if format != "saved_model" and (version is not None or precision != "float32"):
         raise cli.UserError(
             f"--format {format} writes one float32 file: remove --version and --precision."

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras_preact as kp
 
-from .cli import UserError, check_positive
+from .cli import UserError
 from .config import Config
 
 #: Factor on the learning rate for a ratio of batch sizes, by `Optimizer.scaling`.
@@ -48,6 +48,39 @@ class Plan:
         return self.iterations * self.parts
 
 
+def check(config: Config) -> None:
+    """Check that the options of batches and schedule fit together, whatever the data.
+
+    Raises:
+        UserError: if they do not.
+    """
+    schedule, unit = config.schedule, _unit(config)
+    if config.batch_size % config.accumulate:
+        raise UserError(
+            "--accumulate must divide --batch-size. "
+            f"Received: --accumulate {config.accumulate} --batch-size {config.batch_size}"
+        )
+    if config.steps_per_epoch % unit:
+        raise UserError(
+            f"--steps-per-epoch must be a multiple of {unit} iterations, which the backend runs "
+            f"at a time, or 0. Received: {config.steps_per_epoch}"
+        )
+    if schedule.stable and schedule.kind != "linear":
+        raise UserError(
+            f"--schedule.stable is for --schedule.kind linear. Received: {schedule.kind}"
+        )
+    if schedule.cycles > 1 and schedule.kind != "cosine":
+        raise UserError(
+            f"--schedule.cycles is for --schedule.kind cosine. Received: {schedule.kind}"
+        )
+
+
+def _unit(config: Config) -> int:
+    """Return of how many iterations an epoch is a multiple: a whole number of executions."""
+    per_execution = config.steps_per_execution
+    return per_execution // math.gcd(per_execution, config.accumulate)
+
+
 def plan(config: Config, images: int) -> Plan:
     """Return the length of the configured run over this number of training images.
 
@@ -58,16 +91,7 @@ def plan(config: Config, images: int) -> Plan:
         UserError: for a configuration without an update, or with an epoch or a run that
             is not a whole number of executions.
     """
-    per_execution = config.steps_per_execution
-    check_positive(steps_per_execution=per_execution)
-    config.part_size  # noqa: B018  (checks it)
-    # a whole number of executions in an epoch
-    unit = per_execution // math.gcd(per_execution, config.accumulate)
-    if config.steps_per_epoch < 0 or config.steps_per_epoch % unit:
-        raise UserError(
-            f"--steps-per-epoch must be a multiple of {unit} iterations, which the backend runs "
-            f"at a time, or 0. Received: {config.steps_per_epoch}"
-        )
+    unit = _unit(config)
     steps_per_epoch = config.steps_per_epoch or (
         max(1, round(images / config.batch_size / unit)) * unit
     )
@@ -79,7 +103,8 @@ def plan(config: Config, images: int) -> Plan:
     if iterations % unit:
         raise UserError(
             f"--schedule.length must be a multiple of {unit} iterations, which the backend runs "
-            f"at a time (--steps-per-execution {per_execution}). Received: {iterations}"
+            f"at a time (--steps-per-execution {config.steps_per_execution}). Received: "
+            f"{iterations}"
         )
     return Plan(iterations, steps_per_epoch, config.accumulate)
 
@@ -88,27 +113,12 @@ def learning_rate(config: Config, plan: Plan) -> Any:
     """Return the configured learning rate, a number or a schedule.
 
     Raises:
-        UserError: for a rate that is not positive.
         ValueError: for drops and a warm-up that do not fit into the run.
     """
     schedule, options = config.schedule, config.optimizer
-    if not 0 < options.learning_rate < math.inf:
-        raise UserError(
-            f"--optimizer.learning-rate must be positive. Received: {options.learning_rate}"
-        )
-    check_positive(**{"optimizer.reference-batch-size": options.reference_batch_size})
     factor = SCALINGS[options.scaling](config.batch_size / options.reference_batch_size)
     rate = factor * options.learning_rate
     warmup = config.iterations(schedule.warmup, plan.steps_per_epoch)
-    check_positive(**{"schedule.cycles": schedule.cycles})
-    if schedule.stable and schedule.kind != "linear":
-        raise UserError(
-            f"--schedule.stable is for --schedule.kind linear. Received: {schedule.kind}"
-        )
-    if schedule.cycles > 1 and schedule.kind != "cosine":
-        raise UserError(
-            f"--schedule.cycles is for --schedule.kind cosine. Received: {schedule.kind}"
-        )
     if schedule.kind == "cosine":
         return kp.schedules.cosine_schedule(
             rate, plan.iterations, warmup_steps=warmup, cycles=schedule.cycles

@@ -19,7 +19,6 @@ import keras_preact as kp
 
 from . import backends, callbacks, finetune, networks, plans, runs
 from . import data as datasets
-from .cli import UserError
 from .config import Config, from_json
 from .data.crops import pad
 from .data.resident import Cut
@@ -77,11 +76,6 @@ class Run:
         self.rate = plans.learning_rate(config, self.plan)
 
         # --- Batches
-        if config.data.on_device and distribution.kind != "none":
-            raise UserError(
-                "--data.on-device needs --distribution none. Received: --distribution "
-                f"{distribution.kind}"
-            )
         self.rows = distribution.rows(config.part_size)
         self.stream = datasets.training_stream(
             self.data,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import backends, cli, runs
+from . import backends, cli, limits, runs
 from .config import Config, from_json, functions, trust
 from .recipes import RECIPES
 
@@ -65,6 +65,8 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
     Raises:
         UserError: for a configuration that does not fit.
     """
+    limits.check(config)
+
     import keras
 
     import keras_preact as kp
@@ -85,15 +87,24 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
 
 
 def _check(config: Config) -> None:
+    """Check what does not depend on the data, before they are opened."""
     import keras
 
-    from . import callbacks, finetune
+    import keras_preact as kp
+
+    from . import callbacks, finetune, plans
+    from .data import pipelines
 
     finetune.check(config)
-    if not 0 <= config.optimizer.label_smoothing < 1:
+    if config.model.weights is None:
+        with cli.checking():
+            kp.model_entry(config.model.name)
+    plans.check(config)
+    pipelines.check_options(config.data.augmentation, config.data.border, config.data.flip)
+    if config.data.on_device and config.distribution != "none":
         raise cli.UserError(
-            "--optimizer.label-smoothing must be a share below 1. Received: "
-            f"{config.optimizer.label_smoothing}"
+            "--data.on-device needs --distribution none. Received: --distribution "
+            f"{config.distribution}"
         )
     if config.optimizer.layer_decay is not None and config.optimizer.name != "sgd":
         raise cli.UserError(
@@ -111,13 +122,6 @@ def _check(config: Config) -> None:
         )
     for name in config.callbacks:
         callbacks.of_user(name)
-    if config.profile and not 1 <= config.profile[0] <= config.profile[1]:
-        raise cli.UserError(
-            "--profile needs two iterations in order, counted from 1. Received: "
-            f"{' '.join(map(str, config.profile))}"
-        )
-    if config.health < 0:
-        raise cli.UserError(f"--health must not be negative. Received: {config.health}")
     if config.steps_per_execution > 1 and keras.backend.backend() == "torch":
         raise cli.UserError(
             "--steps-per-execution must be 1 on torch: Keras supports no other. Received: "
@@ -126,6 +130,8 @@ def _check(config: Config) -> None:
     if config.output is None and (config.resume or config.distribution == "multi_worker"):
         option = "--resume" if config.resume else "--distribution multi_worker"
         raise cli.UserError(f"{option} needs --output, the directory of the run.")
+    if not (config.resume or config.dry_run or config.distribution == "multi_worker"):
+        runs.new_directory(config.output, "")
 
 
 def main(argv: Sequence[str]) -> None:

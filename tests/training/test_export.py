@@ -122,6 +122,9 @@ def test_errors(run, exported, tmp_path, monkeypatch, capsys):
         (run, "--name m --format litert --precision bfloat16", "--version and --precision"),
         (run, "--name m --temperature fitted", "`keras-preact evaluate` fits one"),
         (unfinished, "--name m", "not finished"),
+        (tmp_path, "--name m --version 0", "--version must be positive"),
+        (tmp_path, "--name m --temperature -1", "--temperature must be positive, or fitted"),
+        (tmp_path, "--name m --temperature nan", "--temperature must be positive, or fitted"),
     ):
         arguments = [str(subject), "--output", str(output), *words(options)]
         assert word in error_of(capsys, cli.main, "export", export, arguments)

@@ -166,6 +166,15 @@ def _check(
         raise UserError(f"--seed must not be negative. Received: {seed}")
     if border < 1:
         raise UserError(f"--data.border must be at least 1. Received: {border}")
+    check_options(augmentation, border, flip)
+
+
+def check_options(augmentation: str, border: int, flip: str) -> None:
+    """Check that the options of an augmentation fit together.
+
+    Raises:
+        UserError: for an option of pad_crop_flip with another augmentation.
+    """
     pad_crop_flip_only = {
         "flip alternating": flip == "alternating",
         f"border {border}": border != crops.BORDER,

@@ -86,10 +86,11 @@ def train(options: Options, tables: Sequence[str]) -> None:
     """
     cli.check_positive(seeds=options.seeds, together=options.together, parallel=options.parallel)
     if options.smoke:
-        folder = options.work / "smoke"
-        shutil.rmtree(folder, ignore_errors=True)
-        options = dataclasses.replace(options, output=folder / "results", work=folder / "runs")
+        smoke = options.work / "smoke"
+        options = dataclasses.replace(options, output=smoke / "results", work=smoke / "runs")
     trials = chosen(tables, options.rows)
+    if options.smoke:  # only now: the options are right
+        shutil.rmtree(smoke, ignore_errors=True)
     runs = [(trial.name, seed) for trial in trials for seed in range(options.seeds)]
     missing = [run for run in runs if not results.path(options.output, *run).exists()]
     print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
