@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +12,8 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary path in the same folder, and rename it to `path` afterwards.
 
     The content is on the disk before the file gets its name. After an error the
-    temporary file is removed, and `path` is as before.
+    temporary file is removed, and `path` is as before. A new file has the permissions
+    that the umask leaves, and a replaced one those that it had.
 
     Raises:
         OSError: if the file cannot be written.
@@ -31,12 +32,14 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     path = Path(path)
     first, _, endings = path.name.partition(".")  # some writers require the full .weights.h5
     suffix = f".{endings}" if endings else ""
-    handle, name = tempfile.mkstemp(prefix=f".{first}-", suffix=suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{first}-{secrets.token_hex(8)}{suffix}")
+    # the system applies the umask; the files of `tempfile` are private
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL, 0o666))
     try:
+        mode = (path if path.exists() else temporary).stat().st_mode & 0o777
+        temporary.chmod(mode | 0o600)  # the owner has to write it
         yield temporary
-        temporary.chmod(0o644)  # mkstemp makes private files
+        temporary.chmod(mode)  # some writers make the file again
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)

@@ -182,7 +182,6 @@ def save(
         _graph.write(scores.core, plan, path)
         for name in ("assets", "assets.extra"):
             (path / name).mkdir(exist_ok=True)
-        path.chmod(0o755)
         card["check"] = _check.compare(scores, path, temporary)
         if precision == "int8":
             _int8.write(path, calibration, temporary)

@@ -52,10 +52,8 @@ class CsvFile:
             if line.endswith(b"\n") and int(line.partition(b",")[0]) <= step
         ]
         if len(kept) + 1 < len(lines):
-            mode = self.path.stat().st_mode & 0o777
             with atomic.replacing(self.path) as temporary:
                 temporary.write_bytes(b"".join([lines[0], *kept]))
-            self.path.chmod(mode)
 
     def append(self, values: Iterable[object]) -> None:
         """Append a line; a new file gets the line of the columns first. NaN becomes an

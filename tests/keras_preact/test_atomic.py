@@ -1,5 +1,7 @@
 """A file is replaced completely or not at all."""
 
+import os
+
 import pytest
 
 from keras_preact import atomic
@@ -14,8 +16,38 @@ def test_the_new_file_appears_whole(tmp_path):
         temporary.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
-    assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o027, 0o077])
+@pytest.mark.parametrize("again", [False, True])  # the writer makes the file again
+def test_a_new_file_has_the_permissions_of_any_other(tmp_path, umask, again):
+    before = os.umask(umask)
+    try:
+        (tmp_path / "other").touch()
+        with atomic.replacing(tmp_path / "new") as temporary:
+            # nobody reads more while it is written
+            assert temporary.stat().st_mode & umask == 0
+            if again:
+                temporary.unlink()
+                os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))
+            temporary.write_text("new")
+    finally:
+        os.umask(before)
+    assert permissions(tmp_path / "new") == permissions(tmp_path / "other") == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o444, 0o600, 0o640, 0o664, 0o666])
+def test_a_replaced_file_keeps_its_permissions(tmp_path, mode):
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(mode)
+    replace(path)
+    assert permissions(path) == mode
+
+
+def permissions(path) -> int:
+    return path.stat().st_mode & 0o777
 
 
 def fail(*_):
