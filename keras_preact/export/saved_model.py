@@ -1,5 +1,6 @@
 """`kp.export.save`: a trained classifier as a SavedModel that TensorFlow alone loads."""
 
+import collections
 import datetime
 import importlib.metadata
 import json
@@ -279,7 +280,7 @@ def check_classes(classes: Sequence[str], outputs: Outputs) -> list[str]:
             f"`classes` must name each of the model's {outputs.count} outputs, in order{binary}. "
             f"Received: {len(names)} names"
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in collections.Counter(names).items() if count > 1)
     if twice:
         raise ValueError(
             f"Every class must have a unique name. Received: {', '.join(map(repr, twice))} "

@@ -228,8 +228,10 @@ def _folder(data: Data) -> ImageData:
             f"folder for each class in {data.dir / 'train'} and {data.dir / 'test'}."
         )
 
+    numbers = {name: i for i, name in enumerate(classes)}
+
     def labels(paths: list[Path]) -> list[int]:
-        return [classes.index(path.parent.name) for path in paths]
+        return [numbers[path.parent.name] for path in paths]
 
     def files(paths: list[Path]) -> Files:
         return Files(paths, labels(paths))
