@@ -41,14 +41,13 @@ def are_own(images: "ImageData", source: Data, described: Mapping[str, Any]) -> 
         described: Content of the run's config.json. Older ones have no hashes: then the
             options and the number of images decide.
     """
+    own, size = described["config"]["data"], described.get("images", {}).get("test")
+    if source.name != own["name"]:
+        return False
     if "hashes" in described:
         return images.test.hash == described["hashes"]["test"]
-    own, size = described["config"]["data"], described.get("images", {}).get("test")
-    return (
-        source.name == own["name"]
-        and own["dir"] in (None, str(source.dir))  # a model card has no directories
-        and size in (None, images.test.size)
-    )
+    # a model card has no directories
+    return own["dir"] in (None, str(source.dir)) and size in (None, images.test.size)
 
 
 def has_other_held_out(images: "ImageData", described: Mapping[str, Any] | None) -> bool:

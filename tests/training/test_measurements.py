@@ -19,6 +19,8 @@ from tests.training.commands import (
 )
 from training import cli, compare, measurements, runs, train
 from training.analyze.__main__ import analyze as analyze_command
+from training.config import Data
+from training.data import load
 from training.export import export
 
 OPTIONS = "--data.dir photos --data.size 8 --batch-size 4 --health 0 --data.augmentation none"
@@ -163,6 +165,15 @@ def test_other_measurements_are_not_used(here, capsys, changes):
     path.write_text(json.dumps(metrics | changes))
     assert error_in_table(here, capsys) == ""
     assert measurements.own(here / "run", described, here / "run/model.keras") is None
+
+
+def test_another_data_set_with_the_same_hash(here):
+    """The hash of a data set of Hugging Face knows only the labels."""
+    described = runs.read_config(here / "run")
+    source = Data("folder", dir=here / "photos")
+    images = load(source)
+    assert measurements.are_own(images, source, described)
+    assert not measurements.are_own(images, Data("hf:others"), described)
 
 
 def test_a_run_of_an_older_version(here):
