@@ -110,14 +110,15 @@ class Checks:
             self.check_labels(labels)
         return x
 
-    def check_batch(self, batch: Any) -> None:
+    def check_batch(self, batch: Any, may_be_first: bool = True) -> None:
         """Check what a pipeline gives to Keras: inputs alone, or a tuple of inputs, labels
-        and weights.
+        and weights. The inputs of the first batch that may be the first are checked.
         """
         x, y, *_ = (*batch, None) if isinstance(batch, tuple | list) else (batch, None)
-        if self._is_first and (array := _only(x)) is not None:
-            self.check_input(array)
-        self._is_first = False
+        if self._is_first and may_be_first:
+            self._is_first = False
+            if (array := _only(x)) is not None:
+                self.check_input(array)
         if (labels := _only(y)) is not None:
             self.check_labels(labels)
 
@@ -263,7 +264,7 @@ class _WatchedPyDataset(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> Any:
         batch = self.data[index]
-        self.checks.check_batch(batch)
+        self.checks.check_batch(batch, may_be_first=index == 0)  # several threads read at once
         return batch
 
     def __len__(self) -> int:
