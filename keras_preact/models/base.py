@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_preact import _checks, initializers
 from keras_preact._frozen import freeze_inside, frozen_inside
-from keras_preact.backend import devices
+from keras_preact.backend import devices, state
 from keras_preact.layers import chains
 from keras_preact.models import first_batch, segments
 from keras_preact.models.segments import Segment
@@ -281,7 +281,7 @@ class UnitNetwork(keras.Model):
         class raise a ValueError, in every kind of data but Grain's.
         """
         held_out, checks = self._checks(), self._checks()
-        with held_out.reported(), checks.reported():
+        with held_out.reported(), checks.reported(), state.kept(self):
             if isinstance(validation_data, tuple):
                 # `evaluate` checks the images
                 held_out.watched(None, (*validation_data, None)[1])
@@ -303,13 +303,14 @@ class UnitNetwork(keras.Model):
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """Evaluate the model as Keras does, with the checks of `fit`."""
         checks = self._checks()
-        with checks.reported():
+        with checks.reported(), state.kept(self):
             return super().evaluate(checks.watched(x, y), y, *args, **kwargs)
 
     def predict(self, x, *args, **kwargs):
         """Predict as Keras does, and warn as `fit` does."""
         expected = first_batch.expected_input(self)
-        return super().predict(first_batch.Checks(expected).watched(x), *args, **kwargs)
+        with state.kept(self):
+            return super().predict(first_batch.Checks(expected).watched(x), *args, **kwargs)
 
     def _checks(self) -> first_batch.Checks:
         expected = first_batch.expected_input(self)

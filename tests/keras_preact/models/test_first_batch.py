@@ -382,3 +382,29 @@ def test_a_data_loader_keeps_its_order():
 def test_losses_that_do_not_fit_the_output(loss, activation, classes, words):
     with pytest.warns(UserWarning, match=re.escape(words)):
         network(classes=classes, classifier_activation=activation).compile("sgd", loss)
+
+
+#: Function to its arguments; of `fit`, Keras would warn that it cannot shuffle.
+STEPS = {"fit": {"steps_per_epoch": 5, "shuffle": False}}
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("deed", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_an_error_in_the_data_leaves_the_model_as_it_was(deed, batches):
+    """On JAX, Keras alone would lose all weights."""
+    model = network(classes=10)
+    model.compile(keras.optimizers.SGD(0.0), LOGITS)
+    before = harness.weights(model)
+
+    def data():
+        for _ in range(batches):
+            yield PIXELS[:8] / 255, LABELS[:8]
+        raise RuntimeError("no more data")
+
+    with pytest.raises(Exception, match="no more data"):  # TensorFlow has a class of its own
+        getattr(model, deed)(data(), verbose=0, **STEPS.get(deed, {"steps": 5}))
+    for path, value in harness.weights(model).items():
+        if "moving_" not in path:
+            np.testing.assert_array_equal(value, before[path], path)
+    model.fit(PIXELS / 255, LABELS, verbose=0)  # it can go on

@@ -1,0 +1,32 @@
+"""The variables of a model after an error in Keras' loops."""
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+
+
+@contextlib.contextmanager
+def kept(model: keras.Model) -> Iterator[None]:
+    """Return a context in which an error, such as one of a data pipeline, leaves a model its
+    variables.
+
+    On JAX, Keras takes the values out of the variables while it trains or evaluates, and
+    loses them if there is an error.
+    """
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    optimizer = getattr(model, "optimizer", None)
+    of_optimizer = optimizer.variables if optimizer is not None else []
+    variables = (*model.variables, *of_optimizer, *model.metrics_variables)
+    before = [(each, each._value) for each in variables]
+    try:
+        yield
+    except BaseException:
+        model.jax_state_sync()  # the values after the last complete step, if there was one
+        model._jax_state = None
+        for variable, value in before:
+            if variable._value is None and value is not None and not value.is_deleted():
+                variable.assign(value)
+        raise
