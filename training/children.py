@@ -5,10 +5,12 @@ answer in JSON to stdout.
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -72,6 +74,64 @@ def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[i
     return process.returncode, out, err
 
 
+class Resident:
+    """A child that stays: to each line that `ask` sends it, it answers with a line of JSON.
+    Its first answer needs no line: it says that the child is ready.
+
+    The arguments are those of `start`; `limit` is the time for each answer in seconds.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        argument: str,
+        keras_backend: str,
+        limit: float,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ):
+        self.limit = limit
+        self._messages = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._process = start(
+            module,
+            argument,
+            keras_backend,
+            variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            text=True,
+            errors="replace",
+        )
+
+    def ask(self) -> None:
+        """Ask for the next answer. A child that has ended is noticed by `answer`."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+
+    def answer(self) -> tuple[int, str, str]:
+        """Wait for an answer, and return what `run` returns, with status 0 if the child goes
+        on. After the limit, it and all processes that it started are killed.
+        """
+        out = self._process.stdout
+        assert out is not None
+        if not select.select([out], [], [], self.limit)[0]:
+            _kill(self._process)
+            return STOPPED, "", ""
+        line = out.readline()
+        if line:
+            return 0, line, ""
+        status = self._process.wait()
+        self._messages.seek(0)
+        return status or 1, "", self._messages.read()
+
+    def close(self) -> None:
+        """Kill the child and all processes that it started."""
+        _kill(self._process)
+        self._messages.close()
+
+
 def result(module: str, argument: str, keras_backend: str, limit: float) -> dict:
     """Return the answer of a child.
 
@@ -114,10 +174,16 @@ def answer(of: Callable[[], dict]) -> None:
     """Call `of` and write its answer to stdout. What libraries print meanwhile goes to
     stderr. Errors end the process as in `cli.guard`.
     """
+    answer_each(lambda: iter([of()]))
+
+
+def answer_each(of: Callable[[], Iterator[dict]]) -> None:
+    """Write every answer of an iterator to stdout, as soon as it is there. As `answer`."""
 
     def run() -> None:
         stdout = os.dup(1)
         os.dup2(2, 1)
-        os.write(stdout, (json.dumps(of()) + "\n").encode())
+        for each in of():
+            os.write(stdout, (json.dumps(each) + "\n").encode())
 
     cli.guard(run)

@@ -13,7 +13,7 @@ import pytest
 from tests.training.commands import error_of, words
 from training import cli
 from training.benchmark import __main__ as command
-from training.benchmark import child, report, rounds
+from training.benchmark import candidates, child, report, rounds
 from training.benchmark.candidates import Candidate
 from training.benchmark.questions import Step
 
@@ -92,11 +92,63 @@ def test_a_process_over_its_limit_is_killed_with_its_children(monkeypatch):
     assert begun[0].returncode == -9
 
 
+def test_resident_processes_compile_once_and_take_turns(monkeypatch, tmp_path):
+    """Each process notes when it is ready and when it is asked."""
+    popen, begun = subprocess.Popen, []
+    code = """
+import json, sys, time
+name = json.loads(sys.argv[1])["candidate"]["name"]
+def note(word):
+    with open("notes", "a") as file:
+        file.write(word + name + "\\n")
+if name == "broken":
+    sys.exit("error: it does not compile")
+note("ready ")
+print("{}", flush=True)
+for turn, line in enumerate(sys.stdin):
+    note("")
+    if name == "hangs" and turn:
+        time.sleep(600)
+    print(json.dumps({"figures": {"turn": turn}}), flush=True)
+"""
+
+    def pretend(arguments, **options):
+        begun.append(popen([arguments[0], "-c", code, arguments[-1]], **options))
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", pretend)
+    names = ("a", "hangs", "broken")
+    question = Step(resident=True, rounds=3, limit=5)
+    outcomes = rounds.run(question, [Candidate("torch", name) for name in names])
+    notes = (tmp_path / "notes").read_text().splitlines()
+    assert sorted(notes[:2]) == ["ready a", "ready hangs"]
+    assert notes[2:] == ["a", "hangs", "a", "hangs", "a"]
+    a = [each.result["figures"]["turn"] for each in outcomes if each.label == "torch/a"]
+    assert a == [0, 1, 2]
+    assert {(each.round, each.label): each.problem for each in outcomes if each.problem} == {
+        (1, "torch/broken"): "failed: it does not compile",
+        (2, "torch/hangs"): "over 5 s",
+    }
+    assert len(begun) == 3
+    assert all(process.poll() is not None for process in begun)
+
+
+def test_settings_of_a_candidate():
+    """compile and dtype stand for --jit-compile and --dtype; the rest goes to the builder."""
+    name, options = candidates.parse(
+        "cifar_resnet20_preact:compile=false,stacked=true,dtype=float32"
+    )
+    candidate, settings = Candidate("jax", name, options).split()
+    assert candidate == Candidate("jax", name, {"stacked": True})
+    assert settings == {"jit_compile": "off", "dtype": "float32"}
+
+
 def test_a_tiny_run(monkeypatch):
     """The test measures in this process; the command starts child processes."""
 
     def measured(question, candidate):
-        return 0, json.dumps(child.measure(question, candidate)) + "\n", ""
+        (answer,) = child.measure(question, candidate)
+        return 0, json.dumps(answer) + "\n", ""
 
     monkeypatch.setattr(rounds, "_child", measured)
     options = f"--backends {BACKEND} --models dense_resnet6 --batch 2 --rounds 1 --steps 2 --output"
@@ -113,6 +165,7 @@ def test_a_tiny_run(monkeypatch):
         ("stp", "Did you mean 'step'"),
         ("step --models dense_resnet7", "Did you mean 'dense_resnet6'"),
         ("step --models dense_resnet6:remt=1", "Did you mean 'remat'"),
+        ("step --models dense_resnet6:compile=1", "compile must be true or false. Received"),
         ("step --rounds 0", "--rounds must be positive. Received: 0"),
         ("step --output there/is/none.json", "there is no directory there/is"),
     ],

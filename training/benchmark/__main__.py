@@ -16,7 +16,8 @@ Prints medians with the least and the largest value, and ratios to a baseline in
 round; --output writes every figure. A network is a registered model with options of its
 builder, such as cifar_resnet164_preact:stacked=true,remat=3, or one of another package:
 keras_applications_resnet50v2, keras_hub_resnet50v2, timm_resnetv2_50:channels_last=true,
-torch_resnet_cifar20 (also 56 and 110, in plain PyTorch). Each takes dtype=mixed_bfloat16."""
+torch_resnet_cifar20 (also 56 and 110, in plain PyTorch). Each takes dtype=mixed_bfloat16 and
+compile=true."""
 
 #: Name of a command to its question, which holds the options, or to a function that measures.
 COMMANDS: Mapping[str, Callable[..., Question | None]] = {**QUESTIONS, "very-deep": very_deep.run}

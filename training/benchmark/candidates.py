@@ -17,8 +17,12 @@ from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
-#: Policies for --dtype and for the option `dtype` of a candidate, which overrides --dtype.
-DTYPES = ("float32", "mixed_bfloat16")
+#: Options that every candidate takes in place of --dtype and --jit-compile: name to the words
+#: for it in a candidate, and what each sets.
+SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "dtype": {policy: {"dtype": policy} for policy in ("float32", "mixed_bfloat16")},
+    "compile": {"true": {"jit_compile": "on"}, "false": {"jit_compile": "off"}},
+}
 
 #: Options that the benchmark sets itself, and what sets them.
 _SET_ELSEWHERE = {
@@ -51,7 +55,7 @@ class Peer:
 
 
 #: Options of networks that are torch modules.
-_TORCH_OPTIONS = ("channels_last", "compile")
+_TORCH_OPTIONS = ("channels_last",)
 
 #: Name to `Peer`: pre-activation ResNet-50s for ImageNet, and the paper's networks for CIFAR.
 PEERS: Mapping[str, Peer] = {
@@ -84,7 +88,7 @@ class Candidate:
     Args:
         backend: Keras backend.
         name: A registered model or a peer.
-        options: Options of the model's builder, or of the peer; `dtype` is the policy.
+        options: Options of the model's builder, or of the peer, and `SETTINGS`.
     """
 
     backend: str
@@ -94,11 +98,21 @@ class Candidate:
     @property
     def label(self) -> str:
         """`BACKEND/NAME:option=value,...`, as `parse` reads it."""
-        words = (
-            f"{key}={str(value).lower() if isinstance(value, bool | None) else value}"
-            for key, value in self.options.items()
-        )
+        words = (f"{key}={_word(value)}" for key, value in self.options.items())
         return f"{self.backend}/{':'.join(filter(None, (self.name, ','.join(words))))}"
+
+    def split(self) -> tuple["Candidate", dict[str, Any]]:
+        """Return the candidate without its `SETTINGS`, and what they set in a question."""
+        set_here: dict[str, Any] = {}
+        for key in self.options.keys() & SETTINGS.keys():
+            set_here |= SETTINGS[key][_word(self.options[key])]
+        rest = {key: value for key, value in self.options.items() if key not in SETTINGS}
+        return dataclasses.replace(self, options=rest), set_here
+
+
+def _word(value: Any) -> str:
+    """Return a value as `parse` reads it."""
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -110,20 +124,21 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     name, _, assignments = text.partition(":")
     lookup(dict.fromkeys([*MODELS, *PEERS]), name, "candidate")
     options = dict(map(read_option, filter(None, assignments.split(","))))
-    if "dtype" in options and options["dtype"] not in DTYPES:
-        raise UserError(f"dtype must be {' or '.join(DTYPES)}. Received: {text!r}")
+    for key, words in SETTINGS.items():
+        if key in options and _word(options[key]) not in words:
+            raise UserError(f"{key} must be {' or '.join(words)}. Received: {text!r}")
     if name in PEERS:
-        elsewhere, known = {}, {*PEERS[name].options, "dtype"}
+        elsewhere, known = {}, {*PEERS[name].options, *SETTINGS}
     else:
         arguments = inspect.signature(MODELS[name].builder).parameters
         elsewhere = _SET_ELSEWHERE
-        known = {*kp.models.option_names(), *arguments, "dtype"}
+        known = {*kp.models.option_names(), *arguments, *SETTINGS}
         known -= {"options", "kwargs", *elsewhere}
     for key, value in options.items():
         if key in elsewhere:
             raise UserError(f"{key} is set by {elsewhere[key]}. Received: {text!r}")
         lookup(dict.fromkeys(sorted(known)), key, f"option of {name}")
-        if name in PEERS and key != "dtype" and not isinstance(value, bool):
+        if name in PEERS and key not in SETTINGS and not isinstance(value, bool):
             raise UserError(f"{key} of {name} must be true or false. Received: {text!r}")
     return name, options
 

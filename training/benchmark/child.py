@@ -7,6 +7,7 @@ result is one line of JSON on stdout. KERAS_BACKEND chooses the backend.
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 
 import keras
 
@@ -16,11 +17,14 @@ from .candidates import Candidate
 from .questions import QUESTIONS, Question
 
 
-def measure(question: Question, candidate: Candidate) -> dict:
-    """Return the figures of a candidate: seconds, images per second, bytes."""
-    options = dict(candidate.options)
-    question = dataclasses.replace(question, dtype=options.pop("dtype", question.dtype))
-    candidate = dataclasses.replace(candidate, options=options)
+def measure(question: Question, candidate: Candidate) -> Iterator[dict]:
+    """Yield the figures of a candidate: seconds, images per second, bytes.
+
+    In a process that stays for all rounds: first an empty answer, when the network is
+    compiled, then the figures for each line of stdin.
+    """
+    candidate, settings = candidate.split()
+    question = dataclasses.replace(question, **settings)
     backends.keep_accelerator_for_backend(keras.backend.backend())
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(question.dtype)
@@ -30,19 +34,29 @@ def measure(question: Question, candidate: Candidate) -> dict:
     peer = candidates.PEERS.get(candidate.name)
     if peer is not None and peer.package is not None:
         packages.append(peer.package)
-    return {
-        "figures": {"build_seconds": build_seconds} | question.measure(subject),
-        "device": backends.device(),
-        "jit_compile": subject.jit_compile,
-        "parameters": subject.parameters,
-        "versions": backends.versions(*packages),
-    }
+
+    def answer() -> dict:
+        return {
+            "figures": {"build_seconds": build_seconds} | question.measure(subject),
+            "device": backends.device(),
+            "jit_compile": subject.jit_compile,
+            "parameters": subject.parameters,
+            "versions": backends.versions(*packages),
+        }
+
+    if not question.stays:
+        yield answer()
+        return
+    question.measure(subject)
+    yield {}
+    for _ in sys.stdin:
+        yield answer()
 
 
 def main(argv: list[str]) -> None:
     job = json.loads(argv[0])
     question = QUESTIONS[job["question"]](**job["options"])
-    children.answer(lambda: measure(question, Candidate(**job["candidate"])))
+    children.answer_each(lambda: measure(question, Candidate(**job["candidate"])))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,11 @@ class Question:
     output: Path | None = None
     """Write settings, versions and every figure to this JSON file."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether a network's process stays for all rounds."""
+        return False
+
     #: Name of the command.
     command: ClassVar[str]
     #: What the figures are, for the text above the table.
@@ -69,6 +74,13 @@ class Step(Question):
 
     mode: Literal["train", "inference"] = "train"
     """What a step does."""
+    resident: bool = False
+    """One process per network for all rounds: they start together and compile once. They take
+    turns as before. Needs memory for all networks."""
+
+    @property
+    def stays(self) -> bool:
+        return self.resident
 
     command: ClassVar = "step"
     about: ClassVar = "step = median of the timed steps, on a batch that is already on the device."

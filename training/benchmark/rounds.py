@@ -2,11 +2,12 @@
 own with a time limit.
 """
 
+import contextlib
 import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .. import children
 from ..cli import UserError
@@ -40,6 +41,18 @@ def run(question: Question, candidates: Sequence[Candidate]) -> list[Outcome]:
     Raises:
         UserError: if a process reports a mistake in the user's options.
     """
+    with contextlib.ExitStack() as stack:
+        measure = _residents(question, candidates, stack) if question.stays else _child
+        return _rounds(question, candidates, measure)
+
+
+#: Measures a candidate; returns exit status, stdout and stderr of its process.
+_Measure = Callable[[Question, Candidate], tuple[int, str, str]]
+
+
+def _rounds(
+    question: Question, candidates: Sequence[Candidate], measure: _Measure
+) -> list[Outcome]:
     outcomes: list[Outcome] = []
     dropped: set[str] = set()
     for number in range(1, question.rounds + 1):
@@ -47,7 +60,7 @@ def run(question: Question, candidates: Sequence[Candidate]) -> list[Outcome]:
             if candidate.label in dropped:
                 continue
             start = time.perf_counter()
-            status, out, err = _child(question, candidate)
+            status, out, err = measure(question, candidate)
             seconds = time.perf_counter() - start
             if status == 2:
                 raise UserError(f"{candidate.label}: {children.last_line(err)}")
@@ -63,12 +76,50 @@ def run(question: Question, candidates: Sequence[Candidate]) -> list[Outcome]:
 
 
 def _child(question: Question, candidate: Candidate) -> tuple[int, str, str]:
-    job = {
-        "question": question.command,
-        "options": dataclasses.asdict(question) | {"output": None},
-        "candidate": dataclasses.asdict(candidate),
-    }
-    return children.run(f"{__package__}.child", json.dumps(job), candidate.backend, question.limit)
+    job = _job(question, candidate)
+    return children.run(f"{__package__}.child", job, candidate.backend, question.limit)
+
+
+def _residents(
+    question: Question, candidates: Sequence[Candidate], stack: contextlib.ExitStack
+) -> _Measure:
+    """Start a process for each candidate that stays until `stack` closes, and wait until all
+    have compiled. Return what asks one of them for its figures.
+    """
+    # JAX would take three quarters of a GPU's memory for its first process
+    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    processes = {}
+    for candidate in candidates:
+        job = _job(question, candidate)
+        processes[candidate.label] = process = children.Resident(
+            f"{__package__}.child", job, candidate.backend, question.limit, variables
+        )
+        stack.callback(process.close)
+    failed = {}
+    for label, process in processes.items():
+        status, out, err = process.answer()
+        if status:
+            failed[label] = (status, out, err)
+        print(f"{label}: {'failed' if status else 'ready'}", file=sys.stderr, flush=True)
+
+    def measure(question: Question, candidate: Candidate) -> tuple[int, str, str]:
+        if candidate.label in failed:
+            return failed[candidate.label]
+        process = processes[candidate.label]
+        process.ask()
+        return process.answer()
+
+    return measure
+
+
+def _job(question: Question, candidate: Candidate) -> str:
+    return json.dumps(
+        {
+            "question": question.command,
+            "options": dataclasses.asdict(question) | {"output": None},
+            "candidate": dataclasses.asdict(candidate),
+        }
+    )
 
 
 def figures_of(outcomes: Sequence[Outcome], rounds: int) -> list[dict[str, dict[str, float]]]:

@@ -110,9 +110,8 @@ class KerasSubject:
 class TorchSubject:
     """A torch module with torch's own SGD and cross-entropy.
 
-    Options of its candidate: `channels_last` stores images and weights in this memory
-    format. `compile` says whether torch.compile compiles the module; if it is not given,
-    `--jit-compile on` turns this on.
+    Option of its candidate: `channels_last` stores images and weights in this memory format.
+    torch.compile compiles the module if it is turned on; `auto` is off.
     """
 
     def __init__(self, module, candidate_options: dict, options: Any, size: int, classes: int):
@@ -125,7 +124,7 @@ class TorchSubject:
         channels_last = candidate_options.get("channels_last", False)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.module = module.to(self.device, memory_format=layout)
-        self.jit_compile = candidate_options.get("compile", options.jit_compile == "on")
+        self.jit_compile = options.jit_compile == "on"
         self.run = torch.compile(self.module) if self.jit_compile else self.module
         weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.parameters = sum(weight.numel() for weight in weights)
