@@ -300,7 +300,11 @@ class LayerStack(HoldsLayers):
             y = y + slices["added"] if "added" in slices else y
             return y, [y] if return_outputs else []
 
-        added = {} if perturbations is None else {"added": ops.cast(perturbations, x.dtype)}
+        added = (
+            {}
+            if perturbations is None
+            else {"added": ops.convert_to_tensor(perturbations, x.dtype)}
+        )
         outputs = [keras.KerasTensor(x.shape, x.dtype)] if return_outputs else []
         y, collected = self.run(step, x, added, outputs, training=training, mask=mask)
         return collected[0] if return_outputs else y
@@ -640,7 +644,11 @@ class UnitStack(LayerStack):
                 trace = trace._replace(output=trace.output + slices["added"])
             return trace.output, look(trace)
 
-        slices = {} if perturbations is None else {"added": ops.cast(perturbations, x.dtype)}
+        slices = (
+            {}
+            if perturbations is None
+            else {"added": ops.convert_to_tensor(perturbations, x.dtype)}
+        )
         if residual_scale is not None:
             slices["scale"] = ops.convert_to_tensor(residual_scale)
         return self.run(step, x, slices, python_loop=True, training=training)[1]
@@ -720,6 +728,13 @@ def _seeds_per_unit(initializer: Callable, name_of: Callable[[int], str]) -> Cal
         return ops.convert_to_tensor(states, dtype)
 
     return initialize
+
+
+def _added(perturbations, dtype) -> dict:
+    """Return perturbations as slices of a stack."""
+    if perturbations is None:
+        return {}
+    return {"added": ops.convert_to_tensor(perturbations, dtype)}  # on the device of Keras
 
 
 def _training_of(layer: keras.Layer, training) -> dict:

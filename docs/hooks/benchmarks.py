@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 #: Columns of every table.
-HEAD = ["measured", "median", "least to most", "rounds", "CPU", "cores, threads", "file"]
+HEAD = ["measured", "median", "least to most", "rounds", "device", "cores, threads", "file"]
 
 MEASURED = Path(__file__).parents[2] / "training/benchmark/measured"
 
@@ -62,6 +62,7 @@ def cpu(machine: dict) -> str:
 def cells(row: Row) -> list[str]:
     content = read(row.file)
     statistics, machine = content["summary"][row.candidate][row.figure], content["machine"]
+    device = content.get("candidates", {}).get(row.candidate, {}).get("device", "CPU")
     rounds = statistics["rounds"]
     statistics = statistics["ratio"] if row.over else statistics
     median, least, most = (f"{statistics[key]:,.{row.digits}f}" for key in ("median", "min", "max"))
@@ -70,7 +71,7 @@ def cells(row: Row) -> list[str]:
         median,
         f"{least} to {most}" if rounds > 1 else "one round",
         str(rounds),
-        cpu(machine),
+        cpu(machine) if device == "CPU" else device,
         threads(machine),
         f"`{row.file}`",
     ]

@@ -112,7 +112,7 @@ class Observed:
                 if number in added:
                     # the network may compute in 16 bits; TensorFlow adds only equal dtypes
                     value = values[number]
-                    values[number] = value + ops.cast(added[number], value.dtype)
+                    values[number] = value + ops.convert_to_tensor(added[number], value.dtype)
 
         change(self.graph.inputs)
         for i in self.graph.walk(values, calls=calls):

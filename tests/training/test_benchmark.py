@@ -26,6 +26,10 @@ def empty_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def measured(question, found) -> list[rounds.Outcome]:
+    return list(rounds.run(question, found))
+
+
 def test_ratios_by_hand():
     """b takes 2, 2 and 2.5 times as long as a, whatever the speed of the machine in a round.
     c fails in the second round.
@@ -62,7 +66,7 @@ def test_candidates_take_turns(monkeypatch):
 
     monkeypatch.setattr(rounds, "_child", pretend)
     found = [Candidate("jax", "a"), Candidate("torch", "b"), Candidate("torch", "c")]
-    outcomes = rounds.run(Step(rounds=3, limit=10), found)
+    outcomes = measured(Step(rounds=3, limit=10), found)
     a, b, c = (row.label for row in found)
     assert started == [a, b, c, a, b, a]  # a candidate that failed is not measured again
     assert {(each.round, each.label): each.problem for each in outcomes if each.problem} == {
@@ -72,7 +76,7 @@ def test_candidates_take_turns(monkeypatch):
     # a user error stops the run
     monkeypatch.setattr(rounds, "_child", lambda *_: (2, "", "a note\nerror: no such remat\n"))
     with pytest.raises(cli.UserError, match=r"^jax/a: no such remat$"):
-        rounds.run(Step(), found[:1])
+        measured(Step(), found[:1])
 
 
 def test_a_process_over_its_limit_is_killed_with_its_children(monkeypatch):
@@ -87,9 +91,29 @@ def test_a_process_over_its_limit_is_killed_with_its_children(monkeypatch):
         return begun[0]
 
     monkeypatch.setattr(subprocess, "Popen", slow)
-    outcomes = rounds.run(Step(rounds=2, limit=0.5), [Candidate(BACKEND, "a")])
+    outcomes = measured(Step(rounds=2, limit=0.5), [Candidate(BACKEND, "a")])
     assert [outcome.problem for outcome in outcomes] == ["over 0.5 s"]
     assert begun[0].returncode == -9
+
+
+def test_an_interruption_keeps_what_was_measured(monkeypatch, capsys):
+    turns = []
+
+    def interrupted(question, candidate):
+        turns.append(candidate.label)
+        if len(turns) > 1:
+            raise KeyboardInterrupt
+        answer = {"figures": {"step_seconds": 0.5}, "jit_compile": True, "device": "CPU"}
+        return 0, json.dumps(answer), ""
+
+    monkeypatch.setattr(rounds, "_child", interrupted)
+    options = f"--backends {BACKEND} --models dense_resnet6 dense_resnet12 --output figures.json"
+    with pytest.raises(SystemExit, match="130"):
+        command.main(["step", *words(options)])
+    found = json.loads(Path("figures.json").read_text())
+    first, second = found["summary"].values()
+    assert (first["step_seconds"]["median"], second) == (0.5, {})
+    assert "500.0" in capsys.readouterr().out
 
 
 def test_resident_processes_compile_once_and_take_turns(monkeypatch, tmp_path):
@@ -119,7 +143,7 @@ for turn, line in enumerate(sys.stdin):
     monkeypatch.setattr(subprocess, "Popen", pretend)
     names = ("a", "hangs", "broken")
     question = Step(resident=True, rounds=3, limit=5)
-    outcomes = rounds.run(question, [Candidate("torch", name) for name in names])
+    outcomes = measured(question, [Candidate("torch", name) for name in names])
     notes = (tmp_path / "notes").read_text().splitlines()
     assert sorted(notes[:2]) == ["ready a", "ready hangs"]
     assert notes[2:] == ["a", "hangs", "a", "hangs", "a"]

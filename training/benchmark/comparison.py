@@ -27,7 +27,8 @@ _ORDER = (
 
 
 def run(question: Question) -> dict:
-    """Measure, print the table, write the file and return its content.
+    """Measure, print the table, write the file and return its content. If it is interrupted,
+    it prints and writes what it has measured.
 
     Raises:
         UserError: for options that do not fit; nothing is measured then.
@@ -37,13 +38,30 @@ def run(question: Question) -> dict:
     baselines = baselines_of(rows, question.baseline)
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
-    outcomes = rounds.run(question, rows)
+    outcomes: list[rounds.Outcome] = []
+    try:
+        for outcome in rounds.run(question, rows):
+            outcomes.append(outcome)
+    except (KeyboardInterrupt, SystemExit):
+        if outcomes:
+            _report(question, rows, baselines, started, outcomes)
+        raise
+    return _report(question, rows, baselines, started, outcomes)
 
+
+def _report(
+    question: Question,
+    rows: Sequence[Candidate],
+    baselines: Mapping[str, str],
+    started: str,
+    outcomes: Sequence[rounds.Outcome],
+) -> dict:
+    """Print the table, write the file and return its content."""
     summary = report.summarize(rounds.figures_of(outcomes, question.rounds), baselines)
     results = {outcome.label: outcome.result for outcome in outcomes if outcome.result}
     content = {
         "command": question.command,
-        "settings": dataclasses.asdict(question),
+        "settings": {k: v for k, v in dataclasses.asdict(question).items() if k != "output"},
         "about": question.about,
         "order": _ORDER,
         "started": started,

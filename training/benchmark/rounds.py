@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .. import children
 from ..cli import UserError
@@ -34,7 +34,7 @@ class Outcome:
     problem: str | None = None
 
 
-def run(question: Question, candidates: Sequence[Candidate]) -> list[Outcome]:
+def run(question: Question, candidates: Sequence[Candidate]) -> Iterator[Outcome]:
     """Measure A B C, A B C, ... in order, and report each on stderr. A candidate that
     fails or is stopped is left out of later rounds.
 
@@ -43,7 +43,7 @@ def run(question: Question, candidates: Sequence[Candidate]) -> list[Outcome]:
     """
     with contextlib.ExitStack() as stack:
         measure = _residents(question, candidates, stack) if question.stays else _child
-        return _rounds(question, candidates, measure)
+        yield from _rounds(question, candidates, measure)
 
 
 #: Measures a candidate; returns exit status, stdout and stderr of its process.
@@ -52,8 +52,7 @@ _Measure = Callable[[Question, Candidate], tuple[int, str, str]]
 
 def _rounds(
     question: Question, candidates: Sequence[Candidate], measure: _Measure
-) -> list[Outcome]:
-    outcomes: list[Outcome] = []
+) -> Iterator[Outcome]:
     dropped: set[str] = set()
     for number in range(1, question.rounds + 1):
         for candidate in candidates:
@@ -69,10 +68,10 @@ def _rounds(
             else:
                 dropped.add(candidate.label)
                 outcome = {"problem": children.problem(status, err, question.limit)}
-            outcomes.append(Outcome(number, candidate.label, seconds, **outcome))
-            message = outcomes[-1].problem or f"{seconds:.0f} s"
+            measured = Outcome(number, candidate.label, seconds, **outcome)
+            message = measured.problem or f"{seconds:.0f} s"
             print(f"round {number}: {candidate.label}: {message}", file=sys.stderr, flush=True)
-    return outcomes
+            yield measured
 
 
 def _child(question: Question, candidate: Candidate) -> tuple[int, str, str]:
