@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo cifar demo-run test test-processes soak soak-on test-lowest mutants lint docs build clean
+.PHONY: help demo cifar demo-run test test-processes soak soak-on test-lowest mutants lint pages docs build clean
 bin := $(VENV)/bin
 
 # PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip is
@@ -114,6 +114,10 @@ lint: $(tests) ## Check style, types, and that every mutant applies.
 	$(bin)/ruff format --check .
 	$(bin)/mypy
 	$(bin)/python tests/mutants --list > /dev/null
+
+pages: $(VENV)/.installed-docs ## Write the tables, numbers and pictures of the documentation into docs/.
+	$(bin)/python docs/hooks/tables.py
+	$(bin)/python docs/hooks/pictures.py
 
 docs: $(VENV)/.installed-docs ## Build the documentation into site/.
 	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict

@@ -2,6 +2,7 @@
 pages get their own colours.
 """
 
+import ast
 import importlib.util
 import json
 import re
@@ -22,7 +23,6 @@ LIGHT, DARK = ((ROOT / f"docs/pictures/front-{kind}.svg").read_text() for kind i
 
 @pytest.fixture(scope="module")
 def hook():
-    pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("docs_pictures", ROOT / "docs/hooks/pictures.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -50,8 +50,24 @@ def test_front_picture(hook):
         assert drawn == [box.text for box in (*parts.branch, *parts.after_addition)]
     layout.check(figure)
     texts = [re.findall("<!-- (.+?) -->", svg) for svg in (LIGHT, style.svg(figure))]
-    assert texts[0] == texts[1], "run python docs/hooks/pictures.py"
+    assert texts[0] == texts[1], "run make pages"
     assert style.darkened(LIGHT) == DARK
+
+
+def test_figures_of_the_pages(hook):
+    """The committed diagrams have the texts of the tables, the gallery shows its figures."""
+    drawn = dict(hook.diagrams())
+    for name, figure in drawn.items():
+        text = (ROOT / f"docs/figures/{name}.svg").read_text()
+        assert hook.BACKGROUND in text
+        texts = [re.findall("<!-- (.+?) -->", svg) for svg in (text, style.svg(figure))]
+        assert texts[0] == texts[1], f"{name}: run make pages"
+    page = (ROOT / "docs/gallery.md").read_text()
+    blocks = hook.BLOCK.findall(page)
+    of_gallery = [name for code in blocks if (name := hook.drawn_by(ast.parse(code)))]
+    assert re.findall(r"```\n\n!\[(\w+)\]\(figures/\1\.svg\)", page) == of_gallery
+    committed = {path.stem for path in (ROOT / "docs/figures").glob("*")}
+    assert committed == {*drawn, *of_gallery}
 
 
 def test_every_colour_has_a_counterpart_in_the_dark():

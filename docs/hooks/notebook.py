@@ -32,7 +32,7 @@ def page(notebook: dict, name: str) -> tuple[str, dict[str, bytes]]:
                     + "".join(output.get("text", data.get("text/plain", ""))).rstrip()
                     + "\n```"
                 )
-    return "\n\n".join(parts).replace("](../README.md)", "](index.md)"), figures
+    return "\n\n".join(parts), figures
 
 
 def on_files(files, config):

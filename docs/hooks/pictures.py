@@ -1,9 +1,9 @@
-"""Draw the pictures of the documentation, each for light and for dark pages.
+"""Draws the pictures of the documentation: `python docs/hooks/pictures.py`.
 
-`python docs/hooks/pictures.py` writes the front picture, docs/pictures/front-light.svg
-and front-dark.svg, from `kp.ARRANGEMENTS` and the measured runs in results/. The others
-are drawn when the site is built: unit diagrams from the tables, the rest by the code of
-the gallery.
+It writes the front picture, docs/pictures/front-light.svg and front-dark.svg, from
+`kp.ARRANGEMENTS` and the measured runs in results/, and docs/figures: unit diagrams from
+the tables, the rest by the code of the gallery. The site shows them in other colours on
+dark pages.
 """
 
 import ast
@@ -18,9 +18,6 @@ from pathlib import Path
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that the command finds training/
-
-from mkdocs.plugins import event_priority
-from mkdocs.structure.files import File
 
 import keras_preact as kp
 from keras_preact.analysis import figures
@@ -38,6 +35,9 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 #: The arrangements in the front picture's plot of errors, and their colours in every figure.
 HUES = dict(zip(("original", "full_preactivation"), style.HUES, strict=False))
 FRONT = ROOT / "docs/pictures"
+FIGURES = ROOT / "docs/figures"
+#: Makes a figure readable on a dark page that does not know about it, such as GitHub's.
+BACKGROUND = ' style="background: white"'
 
 
 def front(folder: Path = ROOT / "results"):
@@ -171,31 +171,24 @@ def dark_name(name: str) -> str:
     return re.sub(r"(-light)?\.svg$", "-dark.svg", name)
 
 
+def committed(figure) -> str:
+    """Return a figure as a file of `FIGURES`."""
+    return style.svg(figure).replace("<svg", f"<svg{BACKGROUND}", 1)
+
+
 def on_files(files, config):
-    for draw in (diagrams, gallery):
-        for name, figure in draw():
-            file, svg = f"figures/{name}.svg", style.svg(figure)
-            files.append(File.generated(config, file, content=svg))
-            files.append(File.generated(config, dark_name(file), content=style.darkened(svg)))
+    from mkdocs.structure.files import File
+
+    for path in sorted(FIGURES.glob("*.svg")):
+        dark = style.darkened(path.read_text().replace(BACKGROUND, ""))
+        files.append(File.generated(config, f"figures/{dark_name(path.name)}", content=dark))
     for path in sorted((ROOT / "results").glob("*.png")):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     return files
 
 
-@event_priority(-100)  # after the macros, which name pictures too
 def on_page_markdown(markdown, page, config, files):
-    """Show the gallery's figures below their code, and a picture that has a dark
-    counterpart as two images; the theme hides one.
-    """
-    if page.file.src_uri == GALLERY:
-        markdown = BLOCK.sub(
-            lambda block: (
-                f"{block[0]}\n\n![{name}](figures/{name}.svg)"
-                if (name := drawn_by(ast.parse(block[1])))
-                else block[0]
-            ),
-            markdown,
-        )
+    """Show a picture that has a dark counterpart as two images; the theme hides one."""
 
     def both(match: re.Match) -> str:
         alt, target = match.groups()
@@ -208,12 +201,15 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def main() -> None:
-    """Write the front picture."""
-    FRONT.mkdir(exist_ok=True)
+    """Write all pictures."""
     svg = style.svg(front())
-    for name, text in (("front-light.svg", svg), ("front-dark.svg", style.darkened(svg))):
-        (FRONT / name).write_text(text, encoding="utf-8")
-        print(f"Written: {FRONT / name}, {len(text) / 1000:.0f} kB")
+    texts = {FRONT / "front-light.svg": svg, FRONT / "front-dark.svg": style.darkened(svg)}
+    for draw in (diagrams, gallery):
+        texts |= {FIGURES / f"{name}.svg": committed(figure) for name, figure in draw()}
+    for path, text in texts.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"Written: {path}, {len(text) / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

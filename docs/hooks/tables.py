@@ -1,17 +1,26 @@
-"""Replaces names in double braces on the pages by rows of the library's tables,
-sections of files, or measured figures.
+"""Fills in the tables and numbers of the pages: `python docs/hooks/tables.py`.
 
-`{{ published table=1 }}` calls `published(table="1")`; each function of `MACROS`
-returns Markdown.
+A page has them between two comments, so that it can be read without the site:
+`<!-- published table=1 -->` and `<!-- end -->`. The first one calls
+`published(table="1")`; each function of `MACROS` returns Markdown.
+
+The site has the same pages. Here it gets those that are files elsewhere in the
+repository, and its links to them.
 """
 
+import importlib
 import inspect
 import json
 import os
 import posixpath
 import re
 import shlex
+import sys
 from pathlib import Path
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).parents[2]))  # so that the command finds training/
 
 import benchmarks
 
@@ -22,9 +31,8 @@ from training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 WORDS = {"norm": "BN", "activation": "ReLU"}
-#: File of the repository to the page that holds it.
+#: File of the repository to the page of the site that holds it.
 PAGES = {
-    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "training/launch/README.md": "howto/machines.md",
@@ -167,66 +175,110 @@ def measured(file: str, candidate: str, figure: str, digits: str = "2") -> str:
     return f"{summary['ratio']['median'] if ratio else summary['median']:.{digits}f}"
 
 
-def file(path: str, *, heading: str = "") -> str:
-    """A file of the repository, or the text under one of its headings."""
-    lines, fenced, level, kept = (ROOT / path).read_text().splitlines(), False, 0, []
-    for line in lines:
-        fenced ^= line.startswith("```")
-        match = None if fenced else re.match(r"(#+) (.*)", line)
-        if match and heading:
-            if level and len(match[1]) <= level:
-                break
-            if match[2] == heading:
-                level = len(match[1])
-                continue
-        if level or not heading:
-            kept.append(line)
-    if not kept:
-        raise ValueError(f"{path} has no heading {heading!r}")
-    return "\n".join(kept).strip("\n")
+#: The end of the first sentence of a docstring.
+SENTENCE = re.compile(r"(?<!\bEq)(?<!\bFig)(?<!\bSec)(?<!\bal)(?<!\.)\.(?=\s|$)")
+
+
+def names(*modules: str) -> str:
+    """The names of modules with the first sentence of their docstrings and links to
+    the source: of all that are public, or of those in `MODULE:NAME,NAME`.
+    """
+    rows = []
+    for words in modules:
+        module = importlib.import_module(words.partition(":")[0])
+        of = words.partition(":")[2]
+        path = Path(module.__file__).relative_to(ROOT).as_posix()
+        for name, value in vars(module).items():
+            is_public = not name.startswith("_") and hasattr(value, "__qualname__")
+            is_own = getattr(value, "__module__", "") == module.__name__
+            if (name in of.split(",") if of else is_public and is_own) and inspect.getdoc(value):
+                first = inspect.getdoc(value).partition("\n\n")[0]
+                about = SENTENCE.split(" ".join(first.split()))[0].rstrip(":")
+                rows.append([f"`{name}`", about, f"[{path}](../../{path})"])
+    return table(["name", "is", "source"], rows)
+
+
+#: Name in a comment to the function.
+MACROS = {f.__name__: f for f in (published, arrangements, arrangement, shortcut, models)}
+MACROS |= {f.__name__: f for f in (commands, recipes, weights, checks, measured, names)}
+MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
+
+#: A call, what stands between the comments, and the end.
+PART = re.compile(rf"(<!-- ((?:{'|'.join(MACROS)})(?: [^>]+?)?) -->)(.*?)(<!-- end -->)", re.S)
+
+
+def filled(text: str) -> str:
+    """Return the text of a page with its parts as the macros return them."""
+
+    def part(match: re.Match) -> str:
+        start, call, before, end = match.groups()
+        name, *words = shlex.split(call)
+        options = dict(word.split("=", 1) for word in words if re.match(r"\w+=", word))
+        values = [word for word in words if not re.match(r"\w+=", word)]
+        space = "\n\n" if before.startswith("\n") else ""
+        return f"{start}{space}{MACROS[name](*values, **options)}{space}{end}"
+
+    return PART.sub(part, text)
 
 
 def relinked(text: str, path: str, page: str) -> str:
-    """Return the text of a file with its links changed to pages of the site. A link to
-    a file without a page becomes plain text. Blocks of code are not changed.
+    """Return the text of a file with the links as its page of the site has them. A link
+    to a file without a page becomes plain text. Blocks of code are not changed.
     """
 
     def link(match: re.Match) -> str:
-        if re.match(r"https?:|#", match[2]):
+        label, target, anchor = match.groups()
+        if re.match(r"\w+:|#", target):
             return match[0]
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
-        if not target.endswith(".png"):  # pictures are at the same place
-            target = PAGES.get(target, "")
-        start = posixpath.dirname(page) or "."
-        return f"[{match[1]}]({os.path.relpath(target, start)})" if target else match[1]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if target in PAGES and target != path:
+            target = PAGES[target]
+        elif target.startswith("docs/"):
+            target = target.removeprefix("docs/")
+        elif not target.endswith(".png"):  # pictures of the results are at the same place
+            return label
+        return f"[{label}]({os.path.relpath(target, posixpath.dirname(page) or '.')}{anchor or ''})"
 
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
-    parts[::2] = [re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, part) for part in parts[::2]]
+    pattern = r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)"
+    parts[::2] = [re.sub(pattern, link, part) for part in parts[::2]]
     return "".join(parts)
 
-
-#: Name in double braces to the function.
-MACROS = {f.__name__: f for f in (published, arrangements, arrangement, shortcut, models)}
-MACROS |= {f.__name__: f for f in (commands, recipes, weights, checks, measured, file)}
-MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
 
 #: Weights of pages in the search (1 for others), and pages with tables that need the whole width.
 BOOSTS = {"howto/": 2, "install.md": 2, "reference/": 0.5, "changelog.md": 0.5}
 WIDE = ("models.md", "benchmarks.md", "results.md")
 
 
+def on_files(files, config):
+    from mkdocs.structure.files import File
+
+    for path, page in PAGES.items():
+        if path.endswith(".md"):
+            files.append(File.generated(config, page, content=(ROOT / path).read_text()))
+    return files
+
+
 def on_page_markdown(markdown, page, config, files):
+    uri = page.file.src_uri
     for start, boost in BOOSTS.items():
-        if page.file.src_uri.startswith(start):
+        if uri.startswith(start):
             page.meta["search"] = {"boost": boost}
-    if page.file.src_uri in WIDE:
+    if uri in WIDE:
         page.meta["hide"] = ["toc"]
+    paths = {page: path for path, page in PAGES.items()}
+    return relinked(markdown, paths.get(uri, f"docs/{uri}"), uri)
 
-    def filled(match: re.Match) -> str:
-        name, *words = shlex.split(match[1])
-        options = dict(word.split("=", 1) for word in words if re.match(r"\w+=", word))
-        values = [word for word in words if not re.match(r"\w+=", word)]
-        text = MACROS[name](*values, **options)
-        return relinked(text, values[0], page.file.src_uri) if name == "file" else text
 
-    return re.sub(r"\{\{ (.+?) \}\}", filled, markdown)
+def main() -> None:
+    """Fill in the pages."""
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        before = path.read_text()
+        after = filled(before)
+        if after != before:
+            path.write_text(after)
+            print(f"Written: {path}")
+
+
+if __name__ == "__main__":
+    main()
