@@ -6,4 +6,7 @@ A wheel installs this package as keras_preact_training.
 
 import os
 
+from . import imports
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notes of TensorFlow, only problems
+imports.install()

@@ -1,5 +1,5 @@
-"""Choices that depend on the backend (XLA, precision, the use of the accelerator), and
-descriptions of the device and of the memory in use.
+"""Choices that depend on the backend (XLA, precision), and descriptions of the device and
+of the memory in use.
 """
 
 import contextlib
@@ -65,16 +65,6 @@ def _accelerator_has_bfloat16(backend: str) -> bool:
     import torch
 
     return torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def keep_accelerator_for_backend(backend: str) -> None:
-    """Keep TensorFlow from taking the GPU's memory on another backend. Most commands
-    import TensorFlow on every backend.
-    """
-    if backend != "tensorflow":
-        import tensorflow as tf
-
-        tf.config.set_visible_devices([], "GPU")
 
 
 def device() -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import cli, quiet
+from . import cli
 from .commands import COMMANDS
 
 
@@ -19,7 +19,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     # TensorFlow leaves these kernels out on CPUs without AVX-512. With AVX2 alone, a network for
     # CIFAR trains 1.5 times as fast with them.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-    quiet.install()
     argv = list(sys.argv[1:] if argv is None else argv)
     words, verbose = cli.split_verbose(argv)
     cli.guard(lambda: _start(words, argv), verbose)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import backends, cli, limits, runs
+from . import cli, limits, runs
 from .config import Config, from_json, functions, trust
 from .recipes import RECIPES
 
@@ -74,7 +74,6 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
     from .run import Run
 
     _check(config)
-    backends.keep_accelerator_for_backend(keras.backend.backend())
     with contextlib.ExitStack() as stack:
         with cli.checking():
             distribution = stack.enter_context(

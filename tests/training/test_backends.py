@@ -1,4 +1,4 @@
-"""Decisions by backend: which backend gets the accelerator, and whether a step is compiled."""
+"""Decisions by backend: whether a step is compiled."""
 
 import keras
 import pytest
@@ -6,20 +6,6 @@ import pytest
 import keras_preact as kp
 from keras_preact.backend import devices
 from training import backends
-
-
-@pytest.mark.parametrize(
-    ("backend", "hidden"), [("jax", [([], "GPU")]), ("torch", [([], "GPU")]), ("tensorflow", [])]
-)
-def test_tensorflow_leaves_the_accelerator_to_others(backend, hidden, monkeypatch):
-    import tensorflow as tf
-
-    calls = []
-    monkeypatch.setattr(
-        tf.config, "set_visible_devices", lambda *arguments: calls.append(arguments)
-    )
-    backends.keep_accelerator_for_backend(backend)
-    assert calls == hidden
 
 
 @pytest.mark.backend

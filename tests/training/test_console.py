@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.training.commands import ROOT, error_of, finish, start
-from training import cli, console, quiet, recipes
+from training import cli, console, recipes
 from training.benchmark import __main__ as benchmark
 from training.reproduce import __main__ as reproduce
 
@@ -73,44 +73,6 @@ def test_installed_package_has_the_same_commands(tmp_path):
     status, out, err = finish(process)
     assert status == 0, err
     assert out.startswith("usage: keras-preact train digits ")
-
-
-@pytest.mark.process
-def test_tensorflow_is_imported_without_its_notes(tmp_path):
-    code = "from training import console; console.main(['--version']); import tensorflow"
-    status, _, err = finish(start("-c", code, cwd=tmp_path))
-    assert status == 0, err
-    assert not quiet.NOTES.search(err)
-
-
-def test_only_notes_are_left_out(capfd):
-    notes = (
-        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
-        "I0000 00:00:1.2 345 port.cc:153] oneDNN custom operations are on.\n"
-        "E0000 00:00:1.2 345 cuda.cc:52] failed call to cuInit: UNKNOWN ERROR (303)\n"
-    )
-    others = "W0000 00:00:1.2 345 cuda.cc:9] old driver\nE0000 0:0:1 3 a.cc:5] cuInit: (100)\n"
-
-    @quiet.without_notes()
-    def fail():
-        os.write(2, (notes + others + notes).encode())
-        raise ImportError
-
-    with pytest.raises(ImportError):
-        fail()
-    assert capfd.readouterr().err == others
-
-
-@pytest.mark.process
-def test_a_process_without_stderr(tmp_path):
-    """As `keras-preact ... 2>&-` starts it."""
-    code = (
-        "from training import console; console.main(['--version']); import tensorflow; print('ok')"
-    )
-    shell = f'exec 2>&-; exec "{sys.executable}" -c "$0"'
-    starter = f"import os; os.execvp('sh', ['sh', '-c', {shell!r}, {code!r}])"
-    status, out, _ = finish(start("-c", starter, cwd=tmp_path))
-    assert (status, out.splitlines()[-1]) == (0, "ok")
 
 
 def test_unknown_command(capsys):

@@ -55,7 +55,6 @@ def analyze(
         is_run = (Path(target) / "config.json").is_file()
         output = Path(target) / "analysis" if is_run else Path(f"analysis-{Path(target).stem}")
     folder = runs.new_directory(output, "")
-    backends.keep_accelerator_for_backend(keras.backend.backend())
     with cli.checking():
         again = "" if trust else f"{cli.command('analyze')} {target} --trust"
         specimen = opened.open_specimen(target, checkpoint, source, images, seed, again)

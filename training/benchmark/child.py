@@ -25,7 +25,6 @@ def measure(question: Question, candidate: Candidate) -> Iterator[dict]:
     """
     candidate, settings = candidate.split()
     question = dataclasses.replace(question, **settings)
-    backends.keep_accelerator_for_backend(keras.backend.backend())
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(question.dtype)
     with cli.checking():

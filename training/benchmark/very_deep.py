@@ -69,7 +69,6 @@ def run(
     usual_layers, usual_rate = NETWORKS[network]
     rate = usual_rate if learning_rate is None else learning_rate
     keras.utils.set_random_seed(seed)
-    backends.keep_accelerator_for_backend(keras.backend.backend())
     images, labels = _digits(batch, seed)
 
     start = time.perf_counter()

@@ -155,12 +155,5 @@ def profile(signals: "Propagation") -> dict[str, Any]:
     return runs.plain(record, digits=6)
 
 
-def _record() -> dict:
-    import keras
-
-    backends.keep_accelerator_for_backend(keras.backend.backend())
-    return measure(json.loads(sys.argv[1]))
-
-
 if __name__ == "__main__":
-    children.answer(_record)
+    children.answer(lambda: measure(json.loads(sys.argv[1])))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from .. import backends, cli, quiet, runs
+from .. import backends, cli, runs
 from ..config import from_json
 from . import results
 from .results import RESULTS, WORK
@@ -103,6 +103,5 @@ def train(name: str, seed: int, options: Options) -> None:
 
 
 if __name__ == "__main__":
-    quiet.install()
     trial, seed, options = json.loads(sys.argv[1])
     cli.guard(lambda: train(trial, seed, from_json(Options, options)))
