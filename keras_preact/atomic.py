@@ -1,8 +1,10 @@
 """Write files so that a reader sees the old file or the whole new one, never a part."""
 
 import contextlib
+import glob
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,10 +49,44 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def sync(path: Path) -> None:
-    """Write a file's content, or the names in a folder, to the disk."""
+@contextlib.contextmanager
+def workshop(folder: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new folder in `folder`, whose name starts with `prefix`, and remove it
+    afterwards. First, those of processes that were killed are removed: a process holds a
+    lock on its own, which ends with it.
+    """
+    import fcntl  # not on Windows
+
+    for left in folder.glob(glob.escape(prefix) + 16 * "[0-9a-f]"):
+        # one that is in use, or a file system without locks
+        with contextlib.suppress(OSError):
+            if not any(left.iterdir()):  # perhaps new, and not locked yet
+                continue
+            with _opened(left) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+    made = folder / f"{prefix}{secrets.token_hex(8)}"
+    made.mkdir(0o700)
+    try:
+        with _opened(made) as descriptor:
+            with contextlib.suppress(OSError):  # some file systems of clusters have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Yield a descriptor of a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Write a file's content, or the names in a folder, to the disk."""
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)

@@ -47,7 +47,7 @@ def new_directory(output: Path | None, recipe: str) -> Path:
 @contextlib.contextmanager
 def held(run: Path) -> Iterator[None]:
     """Hold a run directory for this process, until the block or the process ends, also
-    if it is killed.
+    if it is killed. Networks that killed processes wrote to a part are removed from it.
 
     Raises:
         UserError: if another process holds it; nothing has changed then.
@@ -69,6 +69,8 @@ def held(run: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
         file.flush()
+        for left in run.glob(".*.keras"):
+            left.unlink(missing_ok=True)
         yield
 
 

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+#: Seconds after which a process is stopped. The slowest one, for 10,000 layers, takes minutes.
+LIMIT = 3600
+
 
 class ExportError(RuntimeError):
     """An export failed, or its outputs differ from the model's. Nothing was written."""
@@ -48,8 +51,8 @@ def run(arguments: Sequence[str], doing: str, hint: str = "") -> None:
 
     Raises:
         OSError: if the disk is full.
-        ExportError: if the process fails. The message holds `doing`, `hint` and the
-            last lines of the output.
+        ExportError: if the process fails, or takes longer than `LIMIT`. The message holds
+            `doing`, `hint` and the last lines of the output.
     """
     environment = os.environ | {
         "KERAS_BACKEND": "tensorflow",
@@ -57,26 +60,28 @@ def run(arguments: Sequence[str], doing: str, hint: str = "") -> None:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    if done.returncode == 0:
-        return
-    words = no_room(done.stdout)
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT,
+        )
+    except subprocess.TimeoutExpired as late:
+        status, printed = f"stopped after {LIMIT:,} s", late.stdout or b""
+    else:
+        if done.returncode == 0:
+            return
+        status, printed = f"exit status {done.returncode}", done.stdout
+        if done.returncode < 0:
+            status = f"stopped by signal {-done.returncode}"
+    output = printed.decode(errors="replace")
+    words = no_room(output)
     if words:
         raise OSError(errno.ENOSPC, words)
-    last = [line for line in done.stdout.splitlines() if line.strip()][-8:]
-    status = (
-        f"exit status {done.returncode}"
-        if done.returncode > 0
-        else f"stopped by signal {-done.returncode}"
-    )
+    last = [line for line in output.splitlines() if line.strip()][-8:]
     raise ExportError(
         "\n".join(
             [f"{doing} failed ({status}).{hint} Its last lines:", *(f"  {line}" for line in last)]

@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,17 +52,14 @@ def check_version(directory: Path, version: int | None) -> None:
 @contextlib.contextmanager
 def workshop(directory: Path) -> Iterator[Path]:
     """Yield a hidden folder inside `directory` to build a version in, and remove it
-    afterwards. `directory` and its parents are removed too if they were made here and
-    are empty.
+    afterwards, as in `atomic.workshop`. `directory` and its parents are removed too if
+    they were made here and are empty.
     """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=versions.BUILT, dir=directory))
-        try:
+        with atomic.workshop(directory, versions.BUILT) as temporary:
             yield temporary
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     finally:
         for folder in made:
             with contextlib.suppress(OSError):  # it is not empty
@@ -75,7 +70,8 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
     """Give the SavedModel in `temporary / "version"` its card, move it to its number in
     `directory`, and return the new path.
 
-    Each version holds its own card. `directory` holds a copy of the highest version's.
+    Each version holds its own card. `directory` holds a copy of the highest version's,
+    also if several processes publish at once.
     """
     built = temporary / "version"
     files = {
@@ -88,9 +84,8 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
         text = (
             json.dumps(card | {"version": number, "files": files}, indent=2, allow_nan=False) + "\n"
         )
-        for path in (built / OWN_CARD, temporary / CARD):
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+        (built / OWN_CARD).parent.mkdir(exist_ok=True)
+        (built / OWN_CARD).write_text(text, encoding="utf-8")
         _sync(temporary)
         target = directory / str(number)
         if target.exists():  # an empty folder would be replaced silently
@@ -104,13 +99,30 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
             continue  # another process took the number just now
         break
     try:
-        if number == max(versions.numbered(directory)):
-            (temporary / CARD).replace(directory / CARD)
         atomic.sync(directory)
+        _update_card(directory)
     except BaseException:
         target.rename(built)
+        with contextlib.suppress(OSError):
+            _update_card(directory)
         raise
     return target
+
+
+def _update_card(directory: Path) -> None:
+    """Make the card beside the versions a copy of the highest one's, if that has a card.
+    Other processes do so, too: the one that writes last finds all versions.
+    """
+    done: int | None = -1
+    while (highest := max(versions.numbered(directory), default=None)) != done:
+        done = highest
+        if highest is None:
+            (directory / CARD).unlink(missing_ok=True)
+            continue
+        card = versions.numbered(directory)[highest] / OWN_CARD
+        if card.is_file():
+            with atomic.replacing(directory / CARD) as temporary:
+                temporary.write_bytes(card.read_bytes())
 
 
 def sha256(path: Path) -> str:

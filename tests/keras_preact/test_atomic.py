@@ -1,6 +1,8 @@
 """A file is replaced completely or not at all."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -70,3 +72,54 @@ def test_a_failure_leaves_the_old_file(tmp_path, monkeypatch, place):
         replace(path, *([fail] if place == "content" else []))
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+#: Holds a workshop in the folder of its first argument until stdin ends.
+HOLDS = """
+import sys
+from pathlib import Path
+from keras_preact import atomic
+with atomic.workshop(Path(sys.argv[1]), sys.argv[2]) as made:
+    (made / "part").touch()
+    print(made.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("prefix", [".export-", ".[a*]-"])
+def test_workshops_of_killed_processes_are_removed_and_no_others(tmp_path, prefix):
+    others = [f"{prefix}backup", f"x{prefix}{16 * 'a'}", f"{prefix}{16 * 'b'}"]
+    for name in others[:2]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").touch()
+    (tmp_path / others[2]).mkdir()  # empty: perhaps another process has made it just now
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", HOLDS, str(tmp_path), prefix]
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        try:
+            name = process.stdout.readline().strip()
+            for living in (True, False):
+                if not living:
+                    process.kill()
+                    process.wait()
+                    assert (tmp_path / name / "part").exists()
+                with atomic.workshop(tmp_path, prefix) as made:
+                    expected = {*others, made.name} | ({name} if living else set())
+                    assert {path.name for path in tmp_path.iterdir()} == expected
+        finally:
+            process.kill()
+    assert {path.name for path in tmp_path.iterdir()} == {*others}
+
+
+def test_a_workshop_on_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(*arguments):
+        raise OSError("Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    left = tmp_path / f".export-{16 * 'a'}"
+    left.mkdir()
+    (left / "part").touch()
+    with atomic.workshop(tmp_path, ".export-") as made:
+        assert made.is_dir()
+    assert list(tmp_path.iterdir()) == [left]

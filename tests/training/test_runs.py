@@ -52,6 +52,17 @@ class TestHeld:
                 assert str(raised.value).startswith(f"{tmp_path} is in use by {owner}")
                 assert (tmp_path / ".lock").read_text() == before
 
+    def test_what_killed_processes_left_is_removed(self, tmp_path):
+        for name in (f".model-{16 * 'a'}.keras", "model.keras", ".mine"):
+            (tmp_path / name).touch()
+        with runs.held(tmp_path):
+            (tmp_path / ".model-b.keras").touch()  # this process writes it
+            with pytest.raises(UserError), runs.held(tmp_path):
+                pass
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            *(".lock", ".mine", ".model-b.keras", "model.keras")
+        ]
+
     def test_a_file_system_without_locks(self, tmp_path, monkeypatch):
         def flock(*arguments):
             raise OSError(errno.ENOSYS, "Function not implemented")

@@ -1,7 +1,6 @@
 """Analyse a network: `keras-preact analyze`."""
 
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +47,8 @@ def analyze(
     """
     import keras
 
+    from keras_preact import atomic
+
     from . import specimen as opened
 
     source = opened.chosen_data(images, data, data_dir)
@@ -60,8 +61,8 @@ def analyze(
         specimen = opened.open_specimen(target, checkpoint, source, images, seed, again)
     print(f"Analysing {specimen.name} ({keras.backend.backend()}) on {specimen.data}.", flush=True)
     runs.make(folder.parent)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        whole = Path(temporary) / folder.name
+    with atomic.workshop(folder.parent, f".{folder.name}-") as temporary:
+        whole = temporary / folder.name
         pictures = _write(specimen, whole, quick)
         whole.replace(folder)
     print(

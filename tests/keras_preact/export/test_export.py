@@ -4,6 +4,8 @@ import hashlib
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -517,6 +519,43 @@ def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeyp
     assert not list((tmp_path / "m" / "1").iterdir())
 
 
+#: Publishes a version; if told so, it waits for a line of stdin before it writes the card.
+PUBLISH = """
+import sys
+from pathlib import Path
+from keras_preact.export import _directory
+replace = Path.replace
+def late(path, target):
+    print("waits", flush=True), sys.stdin.readline()
+    return replace(path, target)
+version, waits, folder = int(sys.argv[1]), sys.argv[2] == "waits", Path(sys.argv[3])
+Path.replace = late if waits else replace
+with _directory.workshop(folder) as temporary:
+    (temporary / "version").mkdir()
+    _directory.publish(temporary, folder, version, {})
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("slow", "quick"), [(1, 2), (2, 1)])
+def test_two_processes_that_publish_leave_the_card_of_the_highest(tmp_path, slow, quick):
+    """One has chosen the card and not written it while the other does all."""
+
+    def start(version, how):
+        command = [sys.executable, "-c", PUBLISH, str(version), how, str(tmp_path / "m")]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return subprocess.Popen(command, text=True, **pipes)
+
+    waiting = start(slow, "waits")
+    assert waiting.stdout.readline() == "waits\n"
+    other = start(quick, "at once")
+    other.communicate(timeout=300)
+    waiting.communicate("\n" * 9, timeout=300)
+    assert (waiting.returncode, other.returncode) == (0, 0)
+    assert json.loads((tmp_path / "m/model_card.json").read_text())["version"] == 2
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1", "2", "model_card.json"]
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -628,8 +667,14 @@ def test_full_disk(small, tmp_path, monkeypatch):
         ),
         ("import os; os.kill(os.getpid(), 9)", kp.export.ExportError, "stopped by signal 9"),
         ("raise OSError(28, 'No space left on device')", OSError, "No space left"),
+        (
+            "print('why', flush=True); import time; time.sleep(100)",
+            kp.export.ExportError,
+            r"(?s)Writing failed \(stopped after 20 s\). A hint. Its last lines:.*why",
+        ),
     ],
 )
-def test_a_process_that_fails(code, error, message):
+def test_a_process_that_fails(code, error, message, monkeypatch):
+    monkeypatch.setattr(_children, "LIMIT", 20)
     with pytest.raises(error, match=message):
         _children.run(["-c", code], "Writing", " A hint.")
