@@ -337,16 +337,11 @@ class TestFolder:
     def test_broken_headers_are_named_before_anything_is_decoded(self, tmp_path):
         pictures.write_folder(tmp_path)
         bad = tmp_path / "train" / "dog" / "broken.jpg"
-        image = Image.fromarray(np.zeros((8, 8, 3), "uint8"))
-        image.save(tmp_path / "tiff", "TIFF")
-        image.convert("P").save(tmp_path / "palette", "BMP")
         whole = (tmp_path / "train" / "dog" / "0.png").read_bytes()
         huge = whole[:16] + (60_000).to_bytes(4, "big") * 2 + whole[24:29]
         huge += zlib.crc32(huge[12:29]).to_bytes(4, "big") + whole[33:]
         for content, fault in (
             (b"no image at all", "it is not an image"),
-            ((tmp_path / "tiff").read_bytes(), "its content is TIFF"),
-            ((tmp_path / "palette").read_bytes(), "it is a BMP with a palette"),
             (huge, "it has more than 89,478,485 pixels"),
             (whole[: len(whole) // 2], "Truncated File Read"),
         ):

@@ -125,8 +125,10 @@ def _fault(path: Path) -> str | None:
             with Image.open(path) as image:
                 if image.format not in FORMATS:
                     return f"its content is {image.format}, not JPEG, PNG, BMP or WebP"
-                if image.format == "BMP" and image.mode not in ("L", "RGB", "RGBA"):
-                    return "it is a BMP with a palette: save it as PNG"
+                if image.format == "WEBP" and getattr(image, "is_animated", False):
+                    return "it is an animated WebP: save one of its pictures as PNG"
+                if image.format == "BMP" and not _is_plain(image):
+                    return "it is a BMP with a palette, 16 bits or compression: save it as PNG"
                 image.verify()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels"
@@ -135,6 +137,12 @@ def _fault(path: Path) -> str | None:
     except Exception as error:  # Pillow's readers raise errors of many kinds for a broken file
         return str(error) or type(error).__name__
     return None
+
+
+def _is_plain(image) -> bool:
+    """Return whether the decoder of the training reads a BMP as Pillow does."""
+    codec, _, _, (layout, *_) = image.tile[0]
+    return codec == "raw" and image.mode != "P" and layout in ("L", "BGR", "BGRX", "BGRA")
 
 
 def _undecodable(paths: list[Path]) -> list[Path]:

@@ -167,8 +167,30 @@ class Encoded(Reader):
         return np.array(self.labels, LABELS)  # without reading the images
 
     def decode(self, image):
-        image = tf.io.decode_image(image, channels=self.shape[-1], expand_animations=False)
-        return tf.ensure_shape(image, self.shape)
+        def read(channels: int):
+            return tf.io.decode_image(image, channels=channels, expand_animations=False)
+
+        channels = self.shape[-1]
+        if channels == 3:
+            # three channels of a WebP file with transparency are an error, unlike those of a PNG
+            pixels = tf.cond(_is_still_webp(image), lambda: read(0)[..., :3], lambda: read(3))
+        else:
+            pixels = read(channels)
+        return tf.ensure_shape(pixels, self.shape)
+
+
+def _is_still_webp(image):
+    """Return whether an encoded image is a WebP file without animation.
+
+    Animations must never be decoded with a free number of channels: TensorFlow 2.21 writes
+    beyond its memory then. With three channels, it refuses them.
+    """
+    start = tf.io.decode_raw(tf.strings.substr(image, 0, 21), tf.uint8, fixed_length=21)
+    is_webp, is_extended = (
+        tf.reduce_all(start[place : place + 4] == list(mark))
+        for place, mark in ((8, b"WEBP"), (12, b"VP8X"))
+    )
+    return is_webp & ~(is_extended & (start[20] & 2 > 0))
 
 
 class Files(Encoded):

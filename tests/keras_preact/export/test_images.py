@@ -44,32 +44,7 @@ def error(*data: bytes, **options) -> str:
     return message.partition("<<")[2].partition(">>")[0] or f"not ours: {message}"
 
 
-def kinds() -> dict[str, bytes]:
-    """Files of 12 x 20 pixels of every kind."""
-    colour, gray = files.noise(), files.noise(channels=1)
-    with_palette = Image.fromarray(colour).quantize(16)
-    deep = np.random.default_rng(2).integers(0, 2**16, (12, 20, 3)).astype(">u2")
-    rows = b"".join(b"\0" + row.tobytes() for row in deep)
-    see_through = bytes(range(0, 160, 10))
-    return {
-        "png rgb": files.encode(colour),
-        "png gray": files.encode(gray),
-        "png gray alpha": files.encode(files.noise(channels=2)),
-        "png rgba": files.encode(files.noise(channels=4)),
-        "png 1 bit": files.encode(Image.fromarray(gray).convert("1")),
-        "png palette": files.encode(with_palette),
-        "png palette alpha": files.encode(with_palette, transparency=see_through),
-        "png gray 16 bits": files.encode(deep[..., 0].astype("uint16")),
-        "png rgb 16 bits": files.png(20, 12, 16, 2, rows),
-        "jpeg rgb": files.encode(colour, "JPEG"),
-        "jpeg gray": files.encode(gray, "JPEG"),
-        "jpeg fine": files.encode(colour, "JPEG", quality=95, subsampling=0),
-        "jpeg progressive": files.encode(colour, "JPEG", progressive=True),
-        "jpeg cmyk": files.encode(Image.fromarray(colour).convert("CMYK"), "JPEG"),
-    }
-
-
-KINDS = kinds()
+KINDS = files.served()
 GOOD = KINDS["png rgb"]
 
 
@@ -89,7 +64,7 @@ def test_as_pillow_decodes(kind):
 class TestRefused:
     def test_what_is_no_image(self):
         junk = [b"", b"G", bytes(100), b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"BM" + bytes(60)]
-        junk += [files.encode(files.noise(), kind) for kind in ("GIF", "BMP", "WEBP", "TIFF")]
+        junk += files.not_served().values()
         for each in junk:
             assert error(GOOD, each) == "image 1 is no PNG or JPEG"
         assert error() == "image_bytes holds no image"
