@@ -23,7 +23,7 @@ HIDDEN = (
     *("__MACOSX", "@eaDir", "@Recycle", "#recycle", "$RECYCLE.BIN", "System Volume Information"),
     *("lost+found", "__pycache__"),
 )
-EMBEDDED = f"The embedded default needs neither network nor files: {command('train')} digits"
+EMBEDDED = f"The embedded default needs neither network nor files: {command('train', 'digits')}"
 
 
 def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> list[Path]:
@@ -142,7 +142,7 @@ def _fault(path: Path) -> str | None:
 def _is_plain(image) -> bool:
     """Return whether the decoder of the training reads a BMP as Pillow does."""
     codec, _, _, (layout, *_) = image.tile[0]
-    return codec == "raw" and image.mode != "P" and layout in ("L", "BGR", "BGRX", "BGRA")
+    return codec == "raw" and layout in ("L", "BGR", "BGRX", "BGRA")
 
 
 def _undecodable(paths: list[Path]) -> list[Path]:
