@@ -44,7 +44,7 @@ def audit(
 
     source = chosen_data(images, data, data_dir)
     with cli.checking():
-        again = "" if trust else f"{cli.command('audit')} {target} --trust"
+        again = "" if trust else cli.command("audit", target, "--trust")
         specimen = open_specimen(target, checkpoint, source, images, seed, again)
         report = specimen.audit()
     print(f"{report}\n\nMeasured on {specimen.data}.")

@@ -8,9 +8,11 @@ import difflib
 import errno
 import importlib
 import inspect
+import io
 import math
 import os
 import select
+import shlex
 import sys
 import traceback
 import zipfile
@@ -68,9 +70,11 @@ class UserError(ValueError):
     """
 
 
-def command(name: str) -> str:
-    """Return how a person starts a command: `keras-preact evaluate`."""
-    return f"{PROGRAM} {name}"
+def command(name: str, *arguments: object) -> str:
+    """Return how a person starts a command: `keras-preact evaluate 'my run'`, quoted for a
+    shell.
+    """
+    return shlex.join([PROGRAM, *name.split(), *map(str, arguments)])
 
 
 def main(name: str, function: Callable, argv: Sequence[str]) -> None:
@@ -188,6 +192,18 @@ def check_positive(**options: float | None) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
 
 
+def check_utf8(name: object, what: str) -> None:
+    """Raise a UserError for a name with bytes that are not UTF-8. Image files may have such
+    names, but TensorFlow takes no such folder, and no such class has a place in an export.
+    """
+    try:
+        str(name).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{what} must be UTF-8: choose another one. Received: {str(name)!r}"
+        ) from error
+
+
 def read_option(text: str) -> tuple[str, Any]:
     """Return name and value of `NAME=VALUE`. The value is a number, a bool, None or the
     text itself.
@@ -247,8 +263,10 @@ def split_verbose(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 def guard(action: Callable[[], object], verbose: bool = False) -> None:
     """Call `action`, and turn its errors into a message and an exit status, as described
-    in `main`.
+    in `main`. Stdout shows characters that its encoding lacks as escapes.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     if verbose:
         import keras
 

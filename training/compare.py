@@ -102,7 +102,7 @@ def compare(
             given: print only.
     """
     if not directories:
-        raise cli.UserError(f"Name at least one run: {cli.command('compare')} runs/A runs/B")
+        raise cli.UserError(f"Name at least one run: {cli.command('compare', 'runs/A', 'runs/B')}")
     compared = read_runs(directories)
     columns = {**WHAT, **differing(compared), **RESULTS}
     rows = [{name: value(run) for name, value in columns.items()} for run in compared]

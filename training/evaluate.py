@@ -101,7 +101,7 @@ def evaluate(
         opened = _open(subject, checkpoint)
         source = _source(opened, subject, data, data_dir)
         if data is None and source.is_function:
-            trusting = f"{cli.command('evaluate')} {subject} --trust"
+            trusting = cli.command("evaluate", subject, "--trust")
             config.trust([source.name], subject, trusting, trust)
         images = datasets.load(source)
     classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)

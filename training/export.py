@@ -72,6 +72,7 @@ def export(
             "--name must be a plain name, such as digits; the folder is set by --output. "
             f"Received: {name!r}"
         )
+    cli.check_utf8(output / name, "--output and --name")
     cli.check_positive(version=version)
     if temperature != "fitted" and not 0 < temperature < math.inf:
         raise cli.UserError(f"--temperature must be positive, or fitted. Received: {temperature}")
@@ -89,10 +90,10 @@ def export(
     model, path = networks.open_run(run, checkpoint)
     metrics = measurements.own(run, config, path, checkpoint)
     if metrics is None and format == "saved_model":
-        option = "" if checkpoint == "final" else f" --checkpoint {checkpoint}"
+        option = [] if checkpoint == "final" else ["--checkpoint", checkpoint]
         print(
-            f"The model card has no metrics. To add them, run {cli.command('evaluate')} {run}"
-            f"{option} before the export."
+            "The model card has no metrics. To add them, run "
+            f"{cli.command('evaluate', run, *option)} before the export."
         )
     if temperature == "fitted":
         temperature = _fitted_temperature(metrics, run)
@@ -129,10 +130,10 @@ def export(
     if metrics and about["precision"] != POLICIES.get(precision):
         print(
             f"The metrics in the card were measured in {about['precision']}, in the run. To "
-            f"measure the export: {cli.command('evaluate')} {output / name}"
+            f"measure the export: {cli.command('evaluate', output / name)}"
         )
     print(
-        f"Next: {cli.command('predict')} {output / name} IMAGE, or {cli.command('serve')} {output}"
+        f"Next: {cli.command('predict', output / name, 'IMAGE')}, or {cli.command('serve', output)}"
     )
 
 
@@ -169,7 +170,7 @@ def _images(
 
     source = dataclasses.replace(from_json(Data, config["config"]["data"]), holdout=0)
     if source.is_function:
-        again = f"{cli.command('export')} {run} --precision {precision} --trust ..."
+        again = cli.command("export", run, "--precision", precision, "--trust", "...")
         trust([source.name], run / "config.json", again, is_trusted)
     images = data.load(source if data_dir is None else dataclasses.replace(source, dir=data_dir))
     measurements.fitting_classes(run, config["classes"], len(config["classes"]), images)

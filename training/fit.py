@@ -276,10 +276,10 @@ class Fit:
             if not missing
             else f"the last checkpoint is {missing:,} iterations older"
         )
+        trusting = ["--trust"] if functions(self.run.config) else []
         return (
             f"{event} after iteration {self.count.step // plan.parts:,} of {plan.iterations:,}; "
-            f"{saved}. Resume: {command('train')} --resume {self.folder}"
-            f"{' --trust' if functions(self.run.config) else ''}"
+            f"{saved}. Resume: {command('train', '--resume', self.folder, *trusting)}"
         )
 
     def _state(self) -> dict:

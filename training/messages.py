@@ -72,11 +72,12 @@ def end(
     if histories.measured(history, "val_accuracy"):
         last = f"{100 * history['val_accuracy'][-1]:.2f} %"
         before = "" if last == measured else f" After the last epoch it was {last}."
+    trusting = ["--trust"] * run.config.data.is_function
     return "\n".join(
         [
             *lines,
             f"{what}{time}: {folder / 'model.keras'}",
             f"Accuracy: {measured} of the {split.size:,} {run.watched} images.{before}",
-            f"Next: {command('evaluate')} {folder}{' --trust' * run.config.data.is_function}",
+            f"Next: {command('evaluate', folder, *trusting)}",
         ]
     )

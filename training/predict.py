@@ -40,7 +40,9 @@ def predict(
         version: Version of the model. If not given: the highest.
     """
     if not images:
-        raise cli.UserError(f"Name at least one image file: {cli.command('predict')} {model} IMAGE")
+        raise cli.UserError(
+            f"Name at least one image file: {cli.command('predict', model, 'IMAGE')}"
+        )
     cli.check_positive(top=top)
     path = version_path(model, version)
     with networks_left_out():
@@ -71,7 +73,7 @@ def version_path(model: Path, version: int | None) -> Path:
     """Return the directory of a version of an exported model; None is the highest version."""
     if (model / "config.json").is_file():
         raise cli.UserError(
-            f"{model} is a run. Export it first: {cli.command('export')} {model} --name NAME"
+            f"{model} is a run. Export it first: {cli.command('export', model, '--name', 'NAME')}"
         )
     if not model.is_dir():
         others = sorted(str(card.parent) for card in model.parent.glob("*/model_card.json"))

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .cli import UserError, command, reading, writing
+from .cli import UserError, check_utf8, command, reading, writing
 from .config import Config, differences, from_json
 
 #: File of a run directory that names the process that trains in it. The file stays; its lock ends
@@ -29,12 +29,13 @@ def new_directory(output: Path | None, recipe: str) -> Path:
     not empty.
     """
     run = output or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    check_utf8(run, "--output")
     # hidden files are left over by a process that was killed while it wrote
     if run.exists() and (
         not run.is_dir() or any(not path.name.startswith(".") for path in run.iterdir())
     ):
         resume = (
-            f" To resume the run in it: {command('train')} --resume {run}"
+            f" To resume the run in it: {command('train', '--resume', run)}"
             if (run / "config.json").is_file()
             else ""
         )
@@ -99,7 +100,7 @@ def check_same(run: Path, config: Config, data: Mapping[str, Any]) -> None:
     if different:
         raise UserError(
             f"{run} was started with another value of {', '.join(different)}. "
-            f"To resume it with its own options: {command('train')} --resume {run}"
+            f"To resume it with its own options: {command('train', '--resume', run)}"
         )
     changes = _changes(described, data)
     if changes:

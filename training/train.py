@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,12 +185,12 @@ def _resume(arguments: Sequence[str]) -> None:
     others = [argument for argument in arguments if argument != "--trust"]
     if len(others) != 1:
         raise cli.UserError(
-            f"`{cli.command('train')} --resume RUN` takes a run directory and no other option than "
-            f"--trust. Received: {' '.join(arguments)}"
+            f"`{cli.command('train', '--resume', 'RUN')}` takes a run directory and no other "
+            f"option than --trust. Received: {shlex.join(arguments)}"
         )
     run = Path(others[0])
     described = runs.read_config(run)
     config = from_json(Config, described["config"])
-    again = f"{cli.command('train')} --resume {run} --trust"
+    again = cli.command("train", "--resume", run, "--trust")
     trust(functions(config), run / "config.json", again, "--trust" in arguments)
     train(dataclasses.replace(config, output=run, resume=True), described["recipe"])

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import io
 import ipaddress
 import os
 import signal
@@ -96,6 +97,8 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
         examples: Lines for the help text.
     """
     chosen = settings(arguments, examples)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of models may have any characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     with contextlib.ExitStack() as stack:
         try:
             address = stack.enter_context(server.reserved(chosen.host, chosen.port))

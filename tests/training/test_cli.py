@@ -4,7 +4,10 @@ work; nothing is written.
 
 import dataclasses
 import errno
+import io
 import os
+import re
+import shlex
 import signal
 import sys
 import types
@@ -18,7 +21,7 @@ import keras_preact as kp
 from keras_preact import downsampling
 from keras_preact.layers import chains
 from tests.training import images as pictures
-from tests.training.commands import TINY, error_of, files, finish, run_evaluate, start, words
+from tests.training.commands import ROOT, TINY, error_of, files, finish, run_evaluate, start, words
 from training import cli, runs, train
 from training.config import Model, Schedule
 from training.recipes import RECIPES
@@ -50,6 +53,34 @@ def test_errors_end_with_a_line_and_a_status(error, status, stderr, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.guard(lambda: fail(error))
     assert (ended.value.code, capsys.readouterr().err) == (status, stderr)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("utf-8", "café 猫 \\udce9\n".encode()),
+        ("latin-1", b"caf\xe9 \\u732b \\udce9\n"),
+        ("ascii", b"caf\\xe9 \\u732b \\udce9\n"),
+    ],
+)
+def test_stdout_shows_every_name_in_every_encoding(encoding, shown, monkeypatch):
+    """A name that is not UTF-8 has characters that no encoding has."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    cli.guard(lambda: print("café 猫", os.fsdecode(b"\xe9")))
+    assert written.getvalue() == shown
+
+
+@pytest.mark.parametrize("folder", ["runs/a", "my run", "it's", "$(reboot)", "a;b", "~", "a*"])
+def test_commands_can_be_typed_as_they_are_printed(folder):
+    line = cli.command("train digits", "--output", folder)
+    assert shlex.split(line) == ["keras-preact", "train", "digits", "--output", folder]
+
+
+def test_no_command_is_put_together_by_hand():
+    """`cli.command` quotes the arguments that it gets, and no others."""
+    for path in (ROOT / "training").rglob("*.py"):
+        assert not re.search(r"command\(['\"][a-z ]+['\"]\)\} (--|\{)", path.read_text()), path
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, ValueError, OSError])

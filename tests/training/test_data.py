@@ -432,6 +432,23 @@ class TestFolder:
         assert data.classes == ("cat", "dog")
         assert data.train.paths[1] == tmp_path / "linked/train/dog/0.png"
 
+    @pytest.mark.parametrize("name", [b"caf\xe9.png", b"\xff.png", "猫.png".encode(), b"a b.png"])
+    def test_image_files_may_have_any_name(self, tmp_path, name):
+        pictures.write_folder(tmp_path / "plain", images=1)
+        expected = load(Data("folder", dir=tmp_path / "plain"))
+        folder = tmp_path / os.fsdecode(b"d\xe9")
+        shutil.copytree(tmp_path / "plain", folder)
+        (folder / "train/cat/0.png").rename(folder / "train/cat" / os.fsdecode(name))
+        data = load(Data("folder", dir=folder))
+        for found, want in zip(arrays(data.train), arrays(expected.train), strict=True):
+            np.testing.assert_array_equal(found, want)
+        assert data.train.hash != expected.train.hash
+
+    def test_classes_are_utf_8(self, tmp_path):
+        pictures.write_folder(tmp_path, classes=("dog", os.fsdecode(b"caf\xe9")), images=1)
+        with pytest.raises(UserError, match=r"name of a class in .* be UTF-8.*'caf\\udce9'"):
+            load(Data("folder", dir=tmp_path))
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [

@@ -39,6 +39,10 @@ class TestNewDirectory:
         with pytest.raises(UserError, match=f"keras-preact train --resume {tmp_path}"):
             runs.new_directory(tmp_path, "digits")
 
+    def test_a_name_that_is_not_utf_8_is_refused(self):
+        with pytest.raises(UserError, match=r"--output must be UTF-8.*'out\\udce9'"):
+            runs.new_directory(Path(os.fsdecode(b"out\xe9")), "digits")
+
 
 class TestHeld:
     def test_by_one_until_its_end(self, tmp_path):

@@ -57,7 +57,7 @@ def analyze(
         output = Path(target) / "analysis" if is_run else Path(f"analysis-{Path(target).stem}")
     folder = runs.new_directory(output, "")
     with cli.checking():
-        again = "" if trust else f"{cli.command('analyze')} {target} --trust"
+        again = "" if trust else cli.command("analyze", target, "--trust")
         specimen = opened.open_specimen(target, checkpoint, source, images, seed, again)
     print(f"Analysing {specimen.name} ({keras.backend.backend()}) on {specimen.data}.", flush=True)
     runs.make(folder.parent)

@@ -9,6 +9,7 @@ nothing.
 
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,7 @@ class Files(Encoded):
 
     @functools.cached_property
     def _tensors(self):
-        return _constants([str(path) for path in self.paths], self.all_labels())
+        return _constants([os.fsencode(path) for path in self.paths], self.all_labels())
 
     def fetch(self, element):
         paths, labels = self._tensors
@@ -338,7 +339,8 @@ def _hash(*parts: str | bytes | np.ndarray) -> str:
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
-            part = part.encode() + b"\n"
+            # names of files may have any bytes
+            part = part.encode(errors="surrogateescape") + b"\n"
         digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
     return digest.hexdigest()[:16]
 

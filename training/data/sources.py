@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
-from ..cli import UserError, function_of_user, nearest, reading, users_code
+from ..cli import UserError, check_utf8, function_of_user, nearest, reading, users_code
 from ..config import HUGGING_FACE, TFDS, Data
 from . import folders, hugging_face
 from .image_data import ImageData, as_it_is, held_out, held_out_mask
@@ -215,6 +215,8 @@ def _folder(data: Data) -> ImageData:
         for split in ("train", "test")
     )
     classes = sorted({path.parent.name for path in train})
+    for name in classes:
+        check_utf8(name, f"The name of a class in {data.dir}")
     unknown = sorted({path.parent.name for path in test} - set(classes))
     if unknown:
         raise UserError(

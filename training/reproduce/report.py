@@ -106,7 +106,7 @@ def _section(name: str, table: Table, groups: Groups) -> list[str]:
     # the tables on digits have one command
     command = "digits" if name.startswith("digits") else name.replace("_", "-")
     parts = [
-        f"`{cli.command('reproduce')} {command}`. {table.about}".strip(),
+        f"`{cli.command('reproduce', command)}`. {table.about}".strip(),
         table_text(table, groups),
         _made_on([record for row in table.rows for record in groups.get(row.trial.name, ())]),
     ]
