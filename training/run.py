@@ -60,6 +60,7 @@ class Run:
 
         # --- Data
         self.data = datasets.load(config.data)
+        self.data.check()  # a broken test image must not end the run after its first epoch
         pretrained = None
         if config.model.weights is not None:
             config, self.data, pretrained = finetune.begin(config, self.data)

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.training import images as pictures
 from training.cli import UserError
 from training.config import Data
-from training.data import Reader, evaluation_batches, load
+from training.data import Reader, evaluation_batches, folders, load
 
 
 def arrays(split: Reader):
@@ -334,7 +334,18 @@ class TestFolder:
         assert not train & held
         assert set(load(Data("folder", dir=tmp_path, holdout=21)).holdout.paths) == held
 
-    def test_broken_headers_are_named_before_anything_is_decoded(self, tmp_path):
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda data: data.check(),
+            lambda data: data.train.open(),
+            lambda data: data.train.shuffled(1, 0),
+            lambda data: data.train.hash,
+            lambda data: data.preprocessing,
+        ],
+        ids=["check", "open", "shuffled", "hash", "preprocessing"],
+    )
+    def test_broken_headers_are_named_before_anything_is_decoded(self, tmp_path, use):
         pictures.write_folder(tmp_path)
         bad = tmp_path / "train" / "dog" / "broken.jpg"
         whole = (tmp_path / "train" / "dog" / "0.png").read_bytes()
@@ -347,11 +358,24 @@ class TestFolder:
         ):
             bad.write_bytes(content)
             with pytest.raises(UserError, match=re.escape(f"1 broken image: {bad}: {fault}")):
-                load(Data("folder", dir=tmp_path))
+                use(load(Data("folder", dir=tmp_path)))
         bad.unlink()
         os.mkfifo(tmp_path / "train" / "dog" / "pipe.png")  # opening it would wait
         with pytest.raises(UserError, match=r"pipe\.png: it is not a file"):
-            load(Data("folder", dir=tmp_path))
+            use(load(Data("folder", dir=tmp_path)))
+
+    def test_only_headers_that_are_needed_are_read_and_once(self, tmp_path, monkeypatch):
+        pictures.write_folder(tmp_path)
+        read, fault = [], folders._fault
+        monkeypatch.setattr(folders, "_fault", lambda path: read.append(path) or fault(path))
+        data = load(Data("folder", dir=tmp_path, holdout=2))
+        assert data.class_weights
+        assert read == []
+        for _ in range(2):
+            arrays(data.test)
+            assert read == data.test.paths
+        data.check()
+        assert sorted(read) == sorted(tmp_path.glob("*/*/*"))
 
     def test_images_that_the_header_does_not_show_as_broken(self, tmp_path):
         """The statistics find a broken image in the training split, the evaluation finds one

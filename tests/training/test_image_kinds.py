@@ -64,7 +64,9 @@ def pixels(paths) -> list[np.ndarray]:
 def test_read(kind, tmp_path):
     path = folder(tmp_path, KINDS[kind]) / "class" / "it.png"
     for skip_broken in (False, True):
-        assert path in folders.images(tmp_path, skip_broken, print)
+        paths = folders.images(tmp_path, skip_broken, print)
+        assert path in paths
+    folders.check_headers(paths)
     (read,) = pixels([path])
     if kind != "png gray 16 bits":  # which Pillow converts otherwise
         # without transparency, and JPEG files with another rounding
@@ -82,7 +84,7 @@ def test_read(kind, tmp_path):
 def test_refused(kind, tmp_path):
     path = folder(tmp_path, KINDS[kind]) / "class" / "it.png"
     with pytest.raises(UserError, match="1 broken image") as caught:
-        folders.images(tmp_path, False, print)
+        folders.check_headers(folders.images(tmp_path, False, print))
     assert f"{path}: {REFUSED[kind]}. Repair" in str(caught.value)
     said = []
     assert folders.images(tmp_path, True, said.append) == [path.with_name("sound.png")]

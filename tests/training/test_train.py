@@ -303,20 +303,27 @@ class TestEndings:
         assert f"{tmp_path / 'run'} exists and is not empty" in message
         assert names(tmp_path / "run") == ["config.json"]
 
-    def test_image_that_breaks_off(self, tmp_path, capsys):
-        """The broken image is found when it is decoded, after the first epoch."""
+    @pytest.mark.parametrize(
+        ("length", "fault", "begins"),
+        [(1500, "it cannot be decoded", True), (2, "it is not an image", False)],
+    )
+    def test_image_that_breaks_off(self, tmp_path, capsys, length, fault, begins):
+        """If its header is whole, a test image is found when it is decoded, after the first
+        epoch; otherwise before the run begins.
+        """
         pictures.write_folder(tmp_path / "pictures", images=2, size=(64, 64))
         bad = tmp_path / "pictures" / "test" / "dog" / "cut.jpg"
         with pictures.Image.open(bad.with_name("0.png")) as image:
             image.save(bad)
-        bad.write_bytes(bad.read_bytes()[:1500])
+        bad.write_bytes(bad.read_bytes()[:length])
         options = "--data.dir pictures --data.size 8 --data.watch-test --batch-size 2 --output run"
         with contextlib.chdir(tmp_path):
             message = error_of(
                 capsys, train.main, ["folder_small", *TINY, *words(options, "--health 0")]
             )
         name = "pictures/test/dog/cut.jpg"
-        assert f"error: Found 1 broken image: {name}: it cannot be decoded. Repair" in message
+        assert f"error: Found 1 broken image: {name}: {fault}. Repair" in message
+        assert (tmp_path / "run").exists() == begins
 
 
 @pytest.mark.parametrize(

@@ -30,16 +30,16 @@ def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> lis
     """Return the images CLASS/IMAGE of `folder`, in order. Files and folders that begin with
     a dot, and those of `HIDDEN`, are left out without a message.
 
-    The header of every file is read. With `skip_broken` every image is also decoded
-    once, by the decoder of the training.
+    With `skip_broken`, the header of every file is read, and every image is decoded once,
+    by the decoder of the training. Otherwise, no file is read.
 
     Args:
         folder: Folder of a split, such as FOLDER/train.
-        skip_broken: Leave out broken images. Otherwise they are an error.
+        skip_broken: Leave out broken images.
         say: Called with a message about files that are left out.
 
     Raises:
-        UserError: for a folder without images, and for a broken image.
+        UserError: for a folder without images.
     """
     files = _files(folder)
     paths = [path for path in files if _is_read(path, folder)]
@@ -59,10 +59,10 @@ def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> lis
             f"Files of {folder} that are not read: {counts}. Images are CLASS/IMAGE with "
             f"{', '.join(SUFFIXES)}; convert the others."
         )
-    broken = _broken(paths, decode=skip_broken)
     if not skip_broken:
-        _check(broken)
-    elif broken:
+        return paths
+    broken = _broken(paths, decode=True)
+    if broken:
         say(f"Left out {_named(broken)}")
     if len(broken) == len(paths):
         raise UserError(f"Every image of {folder} is broken: {_named(broken)}")
@@ -87,6 +87,15 @@ def _files(folder: Path) -> list[Path]:
             inside[:] = [name for name in inside if not _is_hidden(name)]
             found += [Path(parent, name) for name in names if not _is_hidden(name)]
     return sorted(found)
+
+
+def check_headers(paths: Iterable[Path]) -> None:
+    """Check the headers of images.
+
+    Raises:
+        UserError: with the number of broken images and the first of them.
+    """
+    _check(_broken(list(paths), decode=False))
 
 
 def check_decodable(paths: Iterable[Path]) -> None:

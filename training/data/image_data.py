@@ -51,6 +51,17 @@ class ImageData:
     measured: bool = True
     notes: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        """Check all splits as far as possible before an image is decoded, not each one when
+        it is used.
+
+        Raises:
+            UserError: for a broken image.
+        """
+        for split in (self.train, self.holdout, self.test):
+            if split is not None:
+                split.check()
+
     @contextlib.contextmanager
     def naming_broken_images(self) -> Iterator[None]:
         """Name the broken image files if one cannot be decoded inside this block.

@@ -50,6 +50,13 @@ class Reader:
         """
         raise NotImplementedError
 
+    def check(self) -> None:
+        """Check what can be checked before an image is decoded, unless it was checked before.
+
+        Raises:
+            UserError: for a broken image.
+        """
+
     def fetch(self, element) -> tuple[Any, Any]:
         """Return the image of an element, uint8 (height, width, channels) or encoded, and
         its label.
@@ -200,14 +207,35 @@ class Files(Encoded):
     Args:
         paths: Paths of the images.
         labels: Integers, one per image.
+        check: Called with the paths before the first image is read. It takes minutes for a
+            million files, of which a command may need few.
     """
 
-    def __init__(self, paths: list[Path], labels: list[int]):
+    def __init__(
+        self,
+        paths: list[Path],
+        labels: list[int],
+        check: Callable[[list[Path]], object] = lambda paths: None,
+    ):
         super().__init__(labels, (None, None, 3))
         self.paths = paths
+        self._check = check
+
+    def check(self):
+        self._check(self.paths)
+        self._check = lambda paths: None
+
+    def rows(self):
+        self.check()
+        return super().rows()
+
+    def shuffled(self, seed, place):
+        self.check()
+        return super().shuffled(seed, place)
 
     @functools.cached_property
     def hash(self):
+        self.check()
         names = (f"{'/'.join(path.parts[-2:])} {path.stat().st_size}" for path in self.paths)
         some = self.paths[:: -(-self.size // HASHED)]
         return _hash(*names, *(path.read_bytes() for path in some))

@@ -236,7 +236,8 @@ def _folder(data: Data) -> ImageData:
         return [numbers[path.parent.name] for path in paths]
 
     def files(paths: list[Path]) -> Files:
-        return Files(paths, labels(paths))
+        check = [] if data.skip_broken else [folders.check_headers]
+        return Files(paths, labels(paths), *check)
 
     held = held_out_mask(data, np.array(labels(train)))
     return ImageData(
