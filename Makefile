@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo cifar demo-run test test-processes soak soak-on test-lowest mutants lint pages docs build clean
+.PHONY: help demo cifar demo-run test test-all test-processes soak soak-on test-lowest mutants lint pages docs build clean
 bin := $(VENV)/bin
 
 # PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip is
@@ -68,10 +68,15 @@ demo-run:
 
 tests := $(VENV)/.installed-tests
 # Two workers on every machine: each needs up to 6 GiB. The tests of a file stay together, because they share what is slow to make.
-pytest = KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile
+# The files are in the order of tests/conftest.py.
+pytest = KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile \
+  --no-loadscope-reorder
 
 test: $(tests) ## Run the tests on BACKEND; on jax and torch, those that depend on it. About 5 minutes.
 	$(pytest) -m "not process and not soak" $(PYTEST_ARGS)
+
+test-all: $(tests) ## Run what `make test` and `make test-processes` run, together.
+	$(pytest) -m "not soak" $(PYTEST_ARGS)
 
 test-processes: $(tests) ## Run the commands as a user does: train, kill and resume, export, serve.
 	$(pytest) -m "process and not soak" $(PYTEST_ARGS)

@@ -2,7 +2,9 @@
 that do not depend on the backend.
 """
 
+import collections
 import fcntl
+import gc
 import os
 import random
 import tempfile
@@ -102,9 +104,49 @@ def once_per_run(tmp_path_factory):
     return folder
 
 
+#: Files that take a worker about half a minute or more, the longest first. Started last, they
+#: would keep one worker busy while the other waits.
+LONGEST = (
+    "test_notebook.py",
+    "test_tutorial.py",
+    "test_features_by_precision.py",
+    "test_devices.py",
+    "test_train.py",
+    "test_reproduce_cli.py",
+    "test_attacks.py",
+    "test_export.py",
+    "test_kinds_of_classifiers.py",
+    "test_stacks.py",
+    "test_docstrings.py",
+    "test_converters.py",
+    "test_frozen.py",
+    "test_first_batch.py",
+    "test_audit.py",
+    "test_measurements.py",
+    "test_both_stacks.py",
+    "test_very_deep.py",
+    "test_users_objects.py",
+)
+
+
 def pytest_collection_modifyitems(config, items):
-    """On JAX and torch, run only the tests with the marker `backend`."""
+    """On JAX and torch, run only the tests with the marker `backend`. Begin with the files of
+    `LONGEST`, then those of many tests.
+    """
     if BACKEND != "tensorflow":
         others = [item for item in items if not item.get_closest_marker("backend")]
         items[:] = [item for item in items if item.get_closest_marker("backend")]
         config.hook.pytest_deselected(items=others)
+    sizes = collections.Counter(item.path for item in items)
+
+    def place(item):
+        name = item.path.name
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST), -sizes[item.path]
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """Keep the collector of garbage away from what the imports made."""
+    gc.collect()
+    gc.freeze()
