@@ -45,6 +45,24 @@ def here(begun, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def evaluated(begun, tmp_path_factory):
+    """The same with the measurement of the run."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    shutil.copytree(begun, folder, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run_evaluate("run")
+    return folder
+
+
+@pytest.fixture
+def measured(evaluated, tmp_path, monkeypatch):
+    shutil.copytree(evaluated, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def another(folder, *, classes=("cat", "dog"), seed=1, images=6):
     pictures.write_folder(folder, classes, images, (8, 8), seed)
 
@@ -153,18 +171,17 @@ def error_in_table(here, capsys) -> str | None:
         {"hashes": {"test": "0" * 16}},
     ],
 )
-def test_other_measurements_are_not_used(here, capsys, changes):
+def test_other_measurements_are_not_used(measured, capsys, changes):
     """Older versions wrote some of these to metrics.json, and so does --output."""
-    run_evaluate("run")
-    path = here / "run/metrics.json"
+    path = measured / "run/metrics.json"
     metrics = json.loads(path.read_text())
-    found = error_in_table(here, capsys)
+    found = error_in_table(measured, capsys)
     assert float(found) == pytest.approx(100 * metrics["error"])
-    described = runs.read_config(here / "run")
-    assert measurements.own(here / "run", described, here / "run/model.keras") == metrics
+    described = runs.read_config(measured / "run")
+    assert measurements.own(measured / "run", described, measured / "run/model.keras") == metrics
     path.write_text(json.dumps(metrics | changes))
-    assert error_in_table(here, capsys) == ""
-    assert measurements.own(here / "run", described, here / "run/model.keras") is None
+    assert error_in_table(measured, capsys) == ""
+    assert measurements.own(measured / "run", described, measured / "run/model.keras") is None
 
 
 def test_another_data_set_with_the_same_hash(here):
