@@ -170,7 +170,7 @@ class Zeros(keras.callbacks.Callback):
         lambda folder: Zeros("on_epoch_end"),
     ],
 )
-@pytest.mark.parametrize("images", ["--data.holdout 200", "--data.watch-test"])
+@pytest.mark.parametrize("images", ["--data.holdout 200", "--data.watch-test --health 0"])
 def test_the_accuracy_of_a_run_is_that_of_its_saved_network(
     images, made, tmp_path, monkeypatch, capsys
 ):
