@@ -72,7 +72,7 @@ tests := $(VENV)/.installed-tests
 pytest = KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile \
   --no-loadscope-reorder
 
-test: $(tests) ## Run the tests on BACKEND; on jax and torch, those that depend on it. About 5 minutes.
+test: $(tests) ## Run the tests on BACKEND; on jax and torch, those that depend on it. About 10 minutes on 2 cores.
 	$(pytest) -m "not process and not soak" $(PYTEST_ARGS)
 
 test-all: $(tests) ## Run what `make test` and `make test-processes` run, together.
