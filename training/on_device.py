@@ -5,6 +5,8 @@ from typing import Any
 
 import keras
 
+from keras_preact.backend import state
+
 from .data.resident import Cut
 
 
@@ -33,6 +35,7 @@ class OnDevice(keras.Model):
         return self.network(images, training=training)
 
     def make_train_function(self, force=False):
+        state.build_optimizer(self)
         looped = (
             keras.backend.backend() == "jax"
             and self.steps_per_execution > 1

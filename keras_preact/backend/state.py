@@ -1,4 +1,4 @@
-"""The variables of a model after an error in Keras' loops."""
+"""The variables of a model before Keras' loops, and after an error in them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -30,3 +30,14 @@ def kept(model: keras.Model) -> Iterator[None]:
             if variable._value is None and value is not None and not value.is_deleted():
                 variable.assign(value)
         raise
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Build the optimizer of a built model before TensorFlow traces its train step. If the
+    trace makes variables, TensorFlow traces the step once more, which takes as long again.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return
+    if model.optimizer is not None and not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)

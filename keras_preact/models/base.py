@@ -247,6 +247,10 @@ class UnitNetwork(keras.Model):
             if problem is not None:
                 warnings.warn(problem, stacklevel=2)
 
+    def make_train_function(self, force=False):
+        state.build_optimizer(self)
+        return super().make_train_function(force)
+
     def get_compile_config(self):
         config = super().get_compile_config()
         # Keras saves its choice for this backend. With torch's choice, JAX would compute without

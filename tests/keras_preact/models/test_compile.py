@@ -1,6 +1,7 @@
 """`compile` chooses for the device that a network is on, not for the one that wrote it."""
 
 import keras
+import numpy as np
 import pytest
 
 import keras_preact as kp
@@ -37,3 +38,53 @@ def test_a_choice_is_kept(choice, tmp_path):
     network.save(tmp_path / "network.keras")
     for each in (network, keras.models.load_model(tmp_path / "network.keras")):
         assert each.jit_compile == choice
+
+
+def traced_once(model, images, **options) -> None:
+    """Check how often TensorFlow traces the train step of a model."""
+    traces, step = [], model.train_step
+
+    def counted(data):
+        traces.append(data)
+        return step(data)
+
+    model.train_step = counted
+    model.fit(images, np.zeros(4, "int32"), batch_size=2, epochs=2, verbose=0, **options)
+    assert len(traces) == 1
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="how often TensorFlow traces")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stacked": True},
+        {"steps_per_execution": 2},
+        {"jit_compile": True},
+        {"dtype": "mixed_float16"},
+        {"optimizer": lambda: kp.optimizers.Muon(0.1)},
+    ],
+    ids=str,
+)
+def test_tensorflow_traces_a_step_once(options):
+    """It does so twice if the trace makes the optimizer's variables."""
+    of_compile = {
+        key: options[key] for key in options if key in ("jit_compile", "steps_per_execution")
+    }
+    of_network = {key: options[key] for key in options if key in ("stacked", "dtype")}
+    network = kp.create_model("digits_resnet8_preact", **of_network)
+    optimizer = options.get("optimizer", lambda: kp.optimizers.CoupledSGD(0.1))()
+    network.compile(optimizer, LOSS, **of_compile)
+    traced_once(network, np.zeros((4, 8, 8, 1), "float32"))
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="how often TensorFlow traces")
+def test_tensorflow_traces_a_step_of_several_devices_once():
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        network = kp.create_model("digits_resnet8_preact")
+        network.compile(kp.optimizers.CoupledSGD(0.1), LOSS)
+    traced_once(network, np.zeros((4, 8, 8, 1), "float32"))
+    places = {type(each.value) for each in (*network.variables, *network.optimizer.variables)}
+    assert len(places) == 1
