@@ -132,18 +132,20 @@ class _OverAxis1(SameShape):
         return ops.moveaxis(super().call(ops.moveaxis(inputs, 1, -1)), -1, 1)
 
 
-class _LayerNormalizationOverAxis1(_OverAxis1, keras.layers.LayerNormalization):
+@keras.saving.register_keras_serializable("keras_preact")
+class LayerNormalizationOverAxis1(_OverAxis1, keras.layers.LayerNormalization):
     pass
 
 
-class _RMSNormalizationOverAxis1(_OverAxis1, keras.layers.RMSNormalization):
+@keras.saving.register_keras_serializable("keras_preact")
+class RMSNormalizationOverAxis1(_OverAxis1, keras.layers.RMSNormalization):
     pass
 
 
 #: Replacements of Keras' layers: `OVER_AXIS_1` if the channels are second, `FASTER` if last.
 OVER_AXIS_1: dict[type, type] = {
-    keras.layers.LayerNormalization: _LayerNormalizationOverAxis1,
-    keras.layers.RMSNormalization: _RMSNormalizationOverAxis1,
+    keras.layers.LayerNormalization: LayerNormalizationOverAxis1,
+    keras.layers.RMSNormalization: RMSNormalizationOverAxis1,
 }
 FASTER: dict[type, type] = {keras.layers.BatchNormalization: BatchNormalization}
 

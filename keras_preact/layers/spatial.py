@@ -3,7 +3,7 @@ does.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 from keras import ops
@@ -301,6 +301,15 @@ def data_format_of(data_format: str | None) -> str:
 def channel_axis(data_format: str, rank: int) -> int:
     """Return the axis of the channels."""
     return 1 if data_format == "channels_first" and rank == 4 else -1
+
+
+def reordered(shape: Sequence[int | None], old: str, new: str) -> tuple[int | None, ...]:
+    """Return the shape of images without the batch in another data format; a shape of
+    another rank stays as it is.
+    """
+    if old == new or len(shape) != 3:
+        return tuple(shape)
+    return (shape[-1], *shape[:-1]) if new == "channels_first" else (*shape[1:], shape[0])
 
 
 def pad_sides(

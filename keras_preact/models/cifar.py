@@ -99,6 +99,8 @@ def resnet_1d(
     ((None, 5), ('3x1 conv', '3x1 conv'))
     """
     options = {"name": f"resnet{depth}_1d", "dimensions": 1} | options
+    # sequences have the channels last, whatever Keras' setting
+    options["data_format"] = options.get("data_format") or "channels_last"
     return _three_stages(
         depth,
         block,
@@ -106,7 +108,7 @@ def resnet_1d(
         stem=stem,
         classes=classes,
         input_shape=input_shape,
-        **options | {"data_format": "channels_last"},
+        **options,
     )
 
 

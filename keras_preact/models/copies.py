@@ -10,6 +10,7 @@ from keras import ops
 from keras_preact import _checks, _lora
 from keras_preact._frozen import check_frozen_together, freeze_inside, frozen_inside
 from keras_preact._paths import below
+from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.stacks import LayerStack
 
@@ -27,7 +28,8 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
         model: A network of residual units. It stays as it is.
         new: Names of layers that get new weights and are trainable. The new weights may
             have other shapes.
-        **changes: Entries of the configuration that `model.get_config()` returns.
+        **changes: Entries of the configuration that `model.get_config()` returns. A new
+            `data_format` moves the channels of `input_shape`, unless a shape is given.
 
     Returns:
         A network of the same class, not compiled, with copies of all weights. The seeds
@@ -53,6 +55,10 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
             f"Unknown option. The options of {model.name} are {', '.join(sorted(config))}. "
             f"Received: {', '.join(unknown)}"
         )
+    if "data_format" in changes:
+        new_format = spatial.data_format_of(changes["data_format"])
+        shape = spatial.reordered(config["input_shape"], config["data_format"], new_format)
+        config["input_shape"] = shape
     copy = type(model).from_config(config | changes)
     states = {name: state for layer in model.layers for name, state in _states(layer).items()}
     for layer in copy.layers:

@@ -362,6 +362,12 @@ def _check_input_shape(
     is_image = stem.kernel_size is not None
     axes: tuple[str, ...] = ("features",)
     if stem.sequence:
+        if data_format != "channels_last":
+            raise ValueError(
+                "A network for sequences takes (length, channels): use "
+                "data_format='channels_last', and transpose other sequences. Received: "
+                f"input_shape={shape}, data_format={data_format!r}"
+            )
         axes = ("length", "channels")
     elif is_image:
         axes = ("height", "width", "channels")

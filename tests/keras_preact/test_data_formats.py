@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_preact as kp
 from tests.keras_preact import harness
 
 
@@ -94,3 +95,45 @@ def test_dense_units_have_their_features_last_in_either_format(options):
         unit.build(x.shape)
     transposed.set_weights(last.get_weights())
     harness.close(harness.numpy(transposed(x)), harness.numpy(last(x)))
+
+
+NETWORKS = {
+    "batch": lambda: kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 3)),
+    "layer": lambda: kp.models.resnet_cifar(
+        8, width_factor=0.25, input_shape=(8, 8, 3), normalization="layer", mean=[1.0, 2.0, 3.0]
+    ),
+    "rms": lambda: kp.models.resnet_cifar(
+        8, width_factor=0.25, input_shape=(8, 8, 3), normalization="rms"
+    ),
+    "transformer": lambda: kp.models.pre_ln_transformer(
+        1, width=8, num_heads=2, input_shape=(8, 8, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("build", NETWORKS.values(), ids=NETWORKS)
+def test_copies_of_networks_and_files_of_their_features(build, tmp_path):
+    model = build()
+    harness.randomize(model)
+    x = harness.images(2, 8, 8, 3)
+    copy = kp.models.changed_copy(model, data_format="channels_first")
+    assert copy.input_shape == (None, 3, 8, 8)
+    harness.close(harness.numpy(copy(first(x))), harness.numpy(model(x)), 1e-4)
+    again = kp.models.changed_copy(copy, data_format="channels_last", input_shape=(8, 8, 3))
+    harness.close(harness.numpy(again(x)), harness.numpy(model(x)), 1e-4)
+    features = kp.transfer.feature_extractor(copy, ["stem", "head"])
+    features.save(tmp_path / "features.keras")
+    loaded = keras.saving.load_model(tmp_path / "features.keras")
+    for name, want in features(first(x)).items():
+        np.testing.assert_array_equal(harness.numpy(loaded(first(x))[name]), harness.numpy(want))
+
+
+def test_sequences_have_their_channels_last():
+    def build(**options):
+        return kp.models.resnet_1d(8, input_shape=(16, 3), classes=2, **options)
+
+    assert "transpose other sequences" in harness.error_of(
+        lambda: build(data_format="channels_first")
+    )
+    for options in ({}, {"data_format": None}, {"data_format": "channels_last"}):
+        assert build(**options).get_config()["data_format"] == "channels_last"
