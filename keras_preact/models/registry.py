@@ -18,6 +18,7 @@ from typing import Any
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import fast_resnet, resnet_cifar, wide_resnet
+from keras_preact.models.copies import changed_copy
 from keras_preact.models.dense import dense_resnet
 from keras_preact.models.imagenet import DEPTHS as IMAGENET_DEPTHS
 from keras_preact.models.imagenet import resnet_imagenet
@@ -27,10 +28,13 @@ from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from keras_preact.published import PARAMETER_COUNTS, RESULTS, ParameterCount, Result
 
 WEIGHT_SUFFIXES = (".weights.h5", ".keras")
-#: Options that may change when a network loads weights of this package.
+#: Options that may change when a network loads weights of this package: those of its input and
+#: output, those of training alone, and those of how it is computed.
 OPTIONAL = (
-    *("classifier_activation", "data_format", "dropout", "dtype", "include_top", "input_shape"),
-    *("kernel_initializer", "mean", "name", "pooling", "remat", "std", "stochastic_depth"),
+    *("classifier_activation", "data_format", "dtype", "include_top", "input_shape", "mean"),
+    *("name", "output_stride", "pooling", "std"),
+    *("bias_initializer", "dropout", "dropout_at", "kernel_initializer", "stochastic_depth"),
+    *("zero_init_last", "execution", "remat", "unroll"),
 )
 #: The weights in this package, in half precision: MODEL.NAME.weights.h5.
 TRAINED = Path(__file__).with_name("trained")
@@ -245,7 +249,9 @@ def create_model(
             entry's number.
         weights: A name of weights in this package, such as `"cifar10"` (`weights` of the
             entry; models.md in the documentation lists their accuracy), or a
-            `.weights.h5` or `.keras` file of the same network. None: new weights.
+            `.weights.h5` or `.keras` file of the same network. None: new weights. For an
+            input with other channels, the stem of weights of this package is adapted as
+            by `kp.weights.load`.
         include_preprocessing: Whether the model starts with the entry's mean and std,
             `(x - mean) / std`, and so takes pixel values from 0 to 255. For another data
             set, use `mean=` and `std=` instead.
@@ -272,20 +278,24 @@ def create_model(
     classes = entry.classes if classes is None else classes
     if weights is not None:
         weights = _check_weights(entry, weights, {"classes": classes, **overrides})
-    first = spatial.data_format_of(overrides.get("data_format")) == "channels_first"
-    shape = entry.input_shape
+    data_format = spatial.data_format_of(overrides.get("data_format"))
     arguments = {
         **entry.arguments,
         "name": name,
         "classes": classes,
-        "input_shape": (shape[-1], *shape[:-1]) if first else shape,
+        "input_shape": spatial.reordered(entry.input_shape, "channels_last", data_format),
     }
     if include_preprocessing:
-        _check_preprocessing(entry, overrides, first)
+        _check_preprocessing(entry, overrides, data_format == "channels_first")
         arguments |= {"mean": entry.preprocessing.mean, "std": entry.preprocessing.std}
     model = entry.builder(**arguments | overrides)
     if weights is not None:
-        _load_weights(model, weights)
+        config = model.get_config()
+        shape = spatial.reordered(config["input_shape"], config["data_format"], "channels_last")
+        if weights.parent == TRAINED and shape[-1] != entry.input_shape[-1]:
+            _load_with_other_channels(model, weights, entry)
+        else:
+            _load_weights(model, weights)
     return model
 
 
@@ -341,6 +351,22 @@ def _load_weights(model: UnitNetwork, path: Path) -> None:
                 f"The file is damaged or holds the weights of another network than {model.name!r} "
                 f"with these arguments. Received: weights={str(path)!r}. Keras says: {error}"
             ) from error
+
+
+def _load_with_other_channels(model: UnitNetwork, path: Path, entry: ModelEntry) -> None:
+    from keras_preact import weights  # which needs the networks
+
+    source = changed_copy(
+        model,
+        [layer.name for layer in model.layers],
+        input_shape=entry.input_shape,
+        data_format="channels_last",
+        mean=None,
+        std=None,
+    )
+    _load_weights(source, path)
+    entries = [weights.Entry(name, name) for name in weights.named(source)]
+    weights.load(model, weights.extract(source, entries), entries)
 
 
 def _check_preprocessing(

@@ -229,6 +229,41 @@ def test_trained_weights_are_not_for_other_options(options, words):
     create(classes=10, arrangement="full_preactivation", dropout=0.1)
 
 
+@pytest.mark.backend
+@pytest.mark.parametrize("first", [False, True])
+def test_trained_weights_for_other_channels(first):
+    """One channel gets the kernel's sum: a grey image has the same scores."""
+    name, options = "cifar_resnet20_preact", {"weights": "cifar10", "include_top": False}
+    x = harness.images(2, 32, 32, 1)
+    want = harness.numpy(kp.create_model(name, **options)(np.repeat(x, 3, -1)))
+    if first:
+        x, options = x.transpose(0, 3, 1, 2), options | {"data_format": "channels_first"}
+    grey = kp.create_model(name, input_shape=x.shape[1:], mean=0.0, **options)
+    got = harness.numpy(grey(x))
+    harness.close(got.transpose(0, 2, 3, 1) if first else got, want, 1e-4)
+    message = harness.error_of(
+        lambda: kp.create_model("cifar_fast_resnet8", weights="cifar10", input_shape=(32, 32, 1))
+    )
+    assert "The weights do not fit the network 'cifar_fast_resnet8'" in message
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"execution": "loop", "unroll": 2},
+        {"zero_init_last": True, "bias_initializer": "ones", "dropout_at": "before_addition"},
+        {"output_stride": 4, "include_top": True},
+    ],
+    ids=harness.label,
+)
+def test_trained_weights_with_options_that_leave_the_network(options):
+    name, x = "cifar_resnet20_preact", harness.images(2, 32, 32, 3)
+    want = harness.numpy(kp.create_model(name, weights="cifar10")(x))
+    got = harness.numpy(kp.create_model(name, weights="cifar10", **options)(x))
+    np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-1], lambda data: data[:99] + b"x" + data[100:]]
 )
