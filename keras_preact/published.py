@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from keras_preact import _checks
+from keras_preact._read_only import ReadOnly
 
 PAPER = "arXiv 1603.05027"
 FIRST_PAPER = "arXiv 1512.03385"
@@ -64,7 +65,7 @@ class Result:
     source: str = PAPER
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))
+        object.__setattr__(self, "arguments", ReadOnly(self.arguments))
 
 
 def _scaling(shortcut: float, residual: float) -> dict:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from keras_preact._read_only import ReadOnly
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import fast_resnet, resnet_cifar, wide_resnet
@@ -172,7 +173,7 @@ def _entry(name: str, builder: Callable[..., UnitNetwork], arguments: dict) -> M
     return ModelEntry(
         name=name,
         builder=builder,
-        arguments=MappingProxyType(arguments),
+        arguments=ReadOnly(arguments),
         input_shape=input_shape,
         classes=classes,
         preprocessing=preprocessing,

@@ -1,6 +1,9 @@
 """The published rows build networks, and agree with one another."""
 
+import copy
+import dataclasses
 import json
+import pickle
 import re
 
 import pytest
@@ -71,3 +74,15 @@ def test_markdown():
     )
     assert "| 4.62 (4.69 +- 0.20) |" in lines[3]
     assert "| 23.0 / 6.7 |" in published.to_markdown("5")
+
+
+@pytest.mark.parametrize(
+    "record", [RESULTS[0], kp.model_entry("cifar_resnet20_preact")], ids=lambda r: type(r).__name__
+)
+def test_records_can_be_copied_and_not_changed(record):
+    for made in (copy.copy(record), copy.deepcopy(record), pickle.loads(pickle.dumps(record))):
+        assert made == record
+    # what pandas.DataFrame(records) needs
+    assert dataclasses.asdict(record)["arguments"] == dict(record.arguments)
+    with pytest.raises(TypeError, match="item assignment"):
+        record.arguments["depth"] = 8
