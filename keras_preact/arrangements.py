@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import keras
 
 from keras_preact import _checks
+from keras_preact._objects import in_config
 
 Component = Literal["norm", "activation", "shift", "scale"]
 Components = tuple[Component, ...]
@@ -151,11 +152,11 @@ def get(arrangement: str | dict | Arrangement) -> Arrangement:
     return _checks.lookup(_NAMED, arrangement, "arrangement")
 
 
-def serialize(arrangement: Arrangement) -> str | dict:
+def serialize(arrangement: Arrangement) -> str | dict | Arrangement:
     """Return what a config holds for `arrangement`: its name if it is in a table, else
     its fields.
     """
     for name, row in _NAMED.items():
         if row == arrangement:
             return name
-    return keras.saving.serialize_keras_object(arrangement)
+    return in_config(arrangement)

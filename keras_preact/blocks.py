@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import keras
 
 from keras_preact import _checks, initializers
+from keras_preact._objects import in_config
 from keras_preact.layers.attention import SelfAttention
 from keras_preact.layers.spatial import PaddedConv2D
 
@@ -379,7 +380,7 @@ def get(block: str | dict | Block) -> Block:
     return block if isinstance(block, Block) else _checks.lookup(BLOCKS, block, "block")()
 
 
-def serialize(block: Block) -> str | dict:
+def serialize(block: Block) -> str | dict | Block:
     """Return what a config holds: the name, or the class with its options if any option
     is set.
     """
@@ -387,7 +388,7 @@ def serialize(block: Block) -> str | dict:
         block = dataclasses.replace(block, stride_on=None)
     if BLOCKS.get(block.name) is type(block) and block == type(block)():
         return block.name
-    return keras.saving.serialize_keras_object(block)
+    return in_config(block)
 
 
 def options_of(block: Block | type[Block]) -> set[str]:

@@ -206,6 +206,8 @@ def of_network(initializer, units: int) -> keras.initializers.Initializer:
 
 def seed_of(initializer: keras.initializers.Initializer) -> int | None:
     """Return the seed of an initialiser or of its `SeedGenerator`; None if it has none."""
+    if not isinstance(initializer, keras.initializers.Initializer):
+        return None  # a function
     seed = initializer.get_config().get("seed")
     if isinstance(seed, dict):
         seed = seed["config"]["seed"]
@@ -219,8 +221,10 @@ def spawn(
 
     A Keras initialiser is stateless: it returns the same values on each call, so layers
     that share one would start equal. The copy gets a random seed, or a seed derived
-    from the initialiser's seed and `place`.
+    from the initialiser's seed and `place`. A function is returned as it is.
     """
+    if not isinstance(initializer, keras.initializers.Initializer):
+        return initializer
     config = initializer.get_config()
     seed = seed_of(initializer)
     if seed is not None:

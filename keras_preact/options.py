@@ -52,7 +52,7 @@ def _check_branch(unit: keras.Layer) -> None:
     if block.activation and unit.activation not in map(keras.activations.get, allowed):
         raise ValueError(
             f"block={block.name!r} has the activation {block.activation!r}: leave `activation` "
-            f"out. Received: activation={keras.activations.serialize(unit.activation)!r}"
+            f"out. Received: activation={unit.activation!r}"
         )
 
 

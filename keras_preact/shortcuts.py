@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, initializers
+from keras_preact._objects import in_config
 from keras_preact.layers import chains, spatial
 
 
@@ -149,7 +150,7 @@ class _WeightedShortcut(Shortcut):
     def get_config(self):
         return super().get_config() | {
             "normalization": chains.normalization_config(self.normalization),
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_initializer": in_config(self.kernel_initializer),
             "data_format": self.data_format,
         }
 

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_preact import initializers
+from keras_preact._objects import in_config
 from keras_preact.layers import chains, spatial
 
 
@@ -72,6 +73,6 @@ class SqueezeExcitation(chains.SameShape):
     def get_config(self):
         return super().get_config() | {
             "reduction": self.reduction,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_initializer": in_config(self.kernel_initializer),
             "data_format": self.data_format,
         }

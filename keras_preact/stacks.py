@@ -4,6 +4,7 @@ scan, it takes no longer to compile for a larger n.
 
 import contextlib
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from keras import ops
 
 from keras_preact import _checks, initializers
 from keras_preact._frozen import HoldsLayers, check_frozen_together, freeze_inside, frozen_inside
+from keras_preact._objects import arguments_of, in_config
 from keras_preact._paths import below
 from keras_preact.backend import devices, loops
 from keras_preact.layers import chains
@@ -59,6 +61,16 @@ class _StackedVariable(keras.Variable):
     trainable = keras.Variable.trainable.getter(
         lambda self: self._trainable and (self.of is None or self.of.trainable)
     )
+
+
+class _SummedOverUnits(keras.regularizers.Regularizer):
+    """The sum of a regulariser over the units of a stacked weight."""
+
+    def __init__(self, of_unit: Callable):
+        self.of_unit = of_unit
+
+    def __call__(self, stacked):
+        return ops.sum(ops.vectorized_map(self.of_unit, ops.convert_to_tensor(stacked)))
 
 
 class _Masked(keras.Layer):
@@ -169,13 +181,13 @@ class LayerStack(HoldsLayers):
         self.execution = execution
         self.remat = _checks.plain(remat)
         self.unroll = _checks.plain(unroll)
-        config = template.get_config() | {"trainable": True}
+        config = arguments_of(template)
         # `build` freezes them after it has made the weights, because files hold weights that can
         # be trained first
         inside = config.pop("frozen_layers", None) or frozen_inside(template)
         self._frozen_layers = tuple(f"{template.name}/{path}" for path in inside)
         with keras.StatelessScope(initialize_variables=False):
-            self._body = _Body(type(template).from_config(config))
+            self._body = _Body(chains.remade(type(template), config, trainable=True))
             for variable in self._body.template.variables:
                 self._body.initial[id(variable)] = _initializer_of(variable)
         # one of the stack's layers, for loops over all layers that freeze or measure them; it is
@@ -189,6 +201,17 @@ class LayerStack(HoldsLayers):
     def _check_template(self, template: Any) -> None:
         if not isinstance(template, keras.Layer):
             raise ValueError(f"`unit` must be a Keras layer. Received: unit={template!r}")
+        required = [
+            parameter.name
+            for parameter in inspect.signature(template.call).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
+        if len(required) > 1:
+            raise ValueError(
+                "A unit of a stack must take one tensor: stack a layer of your own that calls this "
+                f"one. Received: {template!r}, which takes {', '.join(required)}"
+            )
 
     @classmethod
     def from_units(cls, units: Sequence[keras.Layer], **kwargs) -> "LayerStack":
@@ -208,7 +231,7 @@ class LayerStack(HoldsLayers):
             raise ValueError("A stack needs at least one unit. Received: units=[]")
         _check_units(units)
         stack = cls(units[0], len(units), **kwargs)
-        stack.build((None, *units[0].get_build_config()["input_shape"][1:]))
+        stack.build((None, *_input_shape_of(units[0])[1:]))
         stack.load_units(units)
         return stack
 
@@ -270,7 +293,8 @@ class LayerStack(HoldsLayers):
                 aggregation=variable.aggregation,
                 name=name,
             )
-        stacked.regularizer = variable.regularizer
+        if variable.regularizer is not None:
+            stacked.regularizer = _SummedOverUnits(variable.regularizer)
         stacked.stacked_axes = 1  # for optimisers that treat a kernel as a matrix
         stacked.of = variable
         return stacked
@@ -463,8 +487,7 @@ class LayerStack(HoldsLayers):
 
     def _new_unit(self, i: int) -> keras.Layer:
         template = self._body.template
-        config = {"name": self._name_of(i), "trainable": self.trainable}
-        unit = type(template).from_config(template.get_config() | config)
+        unit = chains.like(template)(name=self._name_of(i), trainable=self.trainable)
         _build_by_call(unit, self.get_build_config()["input_shape"])
         freeze_inside(unit, frozen_inside(template))
         return unit
@@ -520,9 +543,9 @@ class LayerStack(HoldsLayers):
     def get_config(self):
         config = super().get_config()
         del config["dtype"]  # the unit's
-        unit = keras.saving.serialize_keras_object(self._body.template)
-        unit.pop("build_config", None)  # the stack builds it
-        unit["config"].pop("frozen_layers", None)  # the stack holds them
+        unit = in_config(self._body.template)
+        if isinstance(unit, dict):
+            unit["config"].pop("frozen_layers", None)  # the stack holds them
         return config | {
             "unit": unit,
             "depth": self.depth,
@@ -758,23 +781,46 @@ def _build_by_call(unit: keras.Layer, input_shape: tuple) -> tuple:
     return input_shape if list(shape) == sizes else (input_shape[0], *shape[1:])
 
 
+def _input_shape_of(unit: keras.Layer) -> tuple:
+    """Return the shape of the input that a layer was built for."""
+    shape = (unit.get_build_config() or {}).get("input_shape")
+    if shape is None and isinstance(unit, keras.Model):
+        shape = unit.input_shape
+    if shape is None:  # a layer without weights, which takes any shape of a rank
+        rank = getattr(unit.input_spec, "ndim", None) or 2
+        shape = (None, *[8] * (rank - 1))
+    return shape
+
+
 def _structure(unit: keras.Layer) -> dict:
-    """Return the configuration of a unit without the options that may differ between
-    the units of a stack: names, initialisers, seeds and rates of stochastic depth.
+    """Return the configuration of a unit, with those of the layers inside, without the
+    options that may differ between the units of a stack: names, initialisers, seeds and
+    rates of stochastic depth.
     """
     may_differ = (
         *("name", "trainable", "frozen_layers"),
         *("kernel_initializer", "bias_initializer", "seed"),
     )
-    config = {key: value for key, value in unit.get_config().items() if key not in may_differ}
-    if not isinstance(unit, ResidualUnit):
-        return config
-    shortcut = config["shortcut"]
-    settings = {key: value for key, value in shortcut["config"].items() if key not in may_differ}
-    return config | {
-        "shortcut": (shortcut["class_name"], settings),
-        "stochastic_depth": unit.stochastic_depth is not None,
-    }
+
+    # a functional model names its layers where it connects them
+    places = {layer.name: i for i, layer in enumerate(unit._flatten_layers())}
+
+    def without(value: Any) -> Any:
+        if isinstance(value, str):
+            return places.get(value, value)
+        if hasattr(value, "get_config"):
+            return type(value), without(value.get_config())
+        if isinstance(value, dict):
+            # the name of a dtype policy is what it does
+            is_policy = value.get("class_name") == "DTypePolicy"
+            kept = {key: each for key, each in value.items() if key not in may_differ}
+            return value if is_policy else {key: without(each) for key, each in kept.items()}
+        return list(map(without, value)) if isinstance(value, list | tuple) else value
+
+    config = without(arguments_of(unit))
+    if isinstance(unit, ResidualUnit):
+        config["stochastic_depth"] = unit.stochastic_depth is not None
+    return config
 
 
 def _check_units(units: Sequence[keras.Layer]) -> None:

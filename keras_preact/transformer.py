@@ -4,6 +4,7 @@ import keras
 
 from keras_preact import blocks, initializers
 from keras_preact._frozen import HoldsLayers
+from keras_preact._objects import in_config
 from keras_preact.arrangements import Arrangement
 from keras_preact.layers import chains
 from keras_preact.units import ResidualUnit
@@ -131,9 +132,9 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
             "width": attention.filters,
             "num_heads": attention.block.num_heads,
             "causal": attention.block.causal,
-            "mlp": "swiglu" if gated else keras.activations.serialize(mlp.activation),
+            "mlp": "swiglu" if gated else in_config(mlp.activation),
             "hidden": mlp.block.hidden,
             **{key: config[key] for key in shared},
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": in_config(self.bias_initializer),
+            "kernel_initializer": in_config(self.kernel_initializer),
         }

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_preact import _checks, arrangements, blocks, initializers, options, shortcuts
 from keras_preact._frozen import HoldsLayers
+from keras_preact._objects import in_config
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
 from keras_preact.layers.batch_norm import BatchNormalization
@@ -76,6 +77,9 @@ class ResidualUnit(HoldsLayers):
 
     Output: the same with `ceil(height / strides)`, `ceil(width / strides)` and
         `filters * expansion` channels.
+
+    The shortcut and all other layers exist after `build`, because they depend on the number
+    of input channels.
 
     A weight's path says where it is: `branch/conv_1/kernel`, `branch/norm_1/gamma`
     (norm_0 before the first weight, norm_i after the i-th),
@@ -194,18 +198,18 @@ class ResidualUnit(HoldsLayers):
             "block": blocks.serialize(self.block),
             "strides": self.strides,
             "arrangement": arrangements.serialize(self.arrangement),
-            "shortcut": keras.saving.serialize_keras_object(self._make_shortcut()),
+            "shortcut": in_config(self._make_shortcut()),
             "shape_shortcut": self.shape_shortcut,
             "activate_shape_shortcut": self.activate_shape_shortcut,
             "downsampling": self.downsampling,
             "normalization": chains.normalization_config(self.normalization),
-            "activation": keras.activations.serialize(self.activation),
+            "activation": in_config(self.activation),
             "dropout": self.dropout,
             "dropout_at": self.dropout_at,
             "stochastic_depth": self.stochastic_depth,
             "use_bias": self.use_bias,
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": in_config(self.bias_initializer),
+            "kernel_initializer": in_config(self.kernel_initializer),
             "zero_init_last": self.zero_init_last,
             "data_format": self.data_format,
         }

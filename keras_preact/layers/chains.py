@@ -6,11 +6,13 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_preact import _checks
+from keras_preact._objects import arguments_of, in_config
 from keras_preact.layers.batch_norm import BatchNormalization
 from keras_preact.layers.spatial import PaddedConv2D
 
@@ -162,10 +164,10 @@ def like(layer: keras.Layer) -> Callable[..., keras.Layer]:
     A unit keeps this function instead of `layer`, because Keras would track the
     weights of `layer` as the unit's.
     """
-    return functools.partial(_remade, type(layer), layer.get_config())
+    return functools.partial(remade, type(layer), arguments_of(layer))
 
 
-def _remade(layer_class: type[keras.Layer], config: dict, **settings) -> keras.Layer:
+def remade(layer_class: type[keras.Layer], config: dict, **settings) -> keras.Layer:
     known = {key: value for key, value in settings.items() if key in config and value is not None}
     return layer_class.from_config(config | known)
 
@@ -193,9 +195,9 @@ def get_normalization(kind: str | dict | keras.Layer) -> Normalization:
     return kind
 
 
-def normalization_config(kind: Normalization) -> str | dict:
-    """Return the entry for a config: the name, or the serialised layer."""
-    return kind if isinstance(kind, str) else keras.saving.serialize_keras_object(kind())
+def normalization_config(kind: Normalization) -> Any:
+    """Return the entry for a config: the name, or the layer as `in_config` has it."""
+    return kind if isinstance(kind, str) else in_config(kind())
 
 
 def normalization(kind: Normalization, axis: int, channels: int, **settings) -> list[keras.Layer]:
@@ -216,7 +218,7 @@ def normalization(kind: Normalization, axis: int, channels: int, **settings) -> 
         template = kind()
     replacements = OVER_AXIS_1 if axis == 1 else FASTER
     layer_class = replacements.get(type(template), type(template))
-    return [_remade(layer_class, template.get_config(), axis=axis, **settings)]
+    return [remade(layer_class, arguments_of(template), axis=axis, **settings)]
 
 
 def is_norm(layer: keras.Layer) -> bool:

@@ -1,6 +1,5 @@
 """UnitNetwork: the base class of all networks of residual units."""
 
-import copy
 import dataclasses
 import warnings
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import numpy as np
 
 from keras_preact import _checks, initializers
 from keras_preact._frozen import freeze_inside, frozen_inside
+from keras_preact._objects import in_config
 from keras_preact.backend import devices, state
 from keras_preact.layers import chains
 from keras_preact.models import first_batch, segments
@@ -105,7 +105,7 @@ class UnitNetwork(keras.Model):
         super().__init__(inputs=inputs, outputs=x, name=name)
         arguments = _checks.plain(arguments) | {
             "input_shape": _checks.plain(list(input_shape)),
-            "classifier_activation": activation and keras.activations.serialize(activation),
+            "classifier_activation": activation and in_config(activation),
             "mean": mean if mean is None else np.asarray(mean, "float64").tolist(),
             "std": std if std is None else np.asarray(std, "float64").tolist(),
             "dtype": keras.dtype_policies.serialize(policy),
@@ -338,7 +338,7 @@ class UnitNetwork(keras.Model):
         frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
         for layer in self.layers:
             frozen_layers += [f"{layer.name}/{path}" for path in frozen_inside(layer)]
-        return copy.deepcopy(self._parts.arguments) | {
+        return _without_shared_ids(self._parts.arguments) | {
             "name": self.name,
             "frozen_layers": frozen_layers,
         }
@@ -367,8 +367,8 @@ def check_network(model: object) -> None:
 
 
 def _without_shared_ids(config):
-    """Return a config without the ids of shared objects that Keras adds while it loads
-    a file: they are valid only for that file.
+    """Return a copy of a config, without the ids of shared objects that Keras adds while it
+    loads a file: they are valid only for that file.
     """
     if isinstance(config, dict):
         return {

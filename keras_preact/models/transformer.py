@@ -140,8 +140,9 @@ class TransformerNetwork(base.UnitNetwork):
         _checks.one_of(data_format, ("channels_last", "channels_first"), "data_format")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         input_shape = _check_input_shape(input_shape, patch_size, data_format)
-        names = inspect.signature(TransformerUnit).parameters
-        for unknown in unit_options.keys() - names.keys():
+        parameters = inspect.signature(TransformerUnit).parameters.values()
+        names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+        for unknown in unit_options.keys() - set(names):
             raise ValueError(_checks.unknown_option(unknown, names))
         # One unit checks the options, and turns them into the form of a config.
         template = TransformerUnit(

@@ -153,3 +153,104 @@ def test_objects_of_ones_own(builder, option, tmp_path):
 def test_depths_of_a_block_of_ones_own():
     message = harness.error_of(lambda: kp.models.resnet_cifar(21, block=FiveByFive()))
     assert "6n+2 for block='five_by_five'; the nearest are 20 and 26" in message
+
+
+# --- Objects that a file cannot name: copies in this process have them
+
+
+class Plain(kp.shortcuts.Shortcut):
+    def paths(self, x, residual, training=None):
+        return 0.5 * x, residual
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SevenBySeven(FiveByFive):
+    kernel_sizes = (7, 3)
+
+
+class Centred(keras.layers.LayerNormalization):
+    pass
+
+
+class Tenth(keras.initializers.Initializer):
+    def __call__(self, shape, dtype=None):
+        return 0.1 * keras.ops.ones(shape, dtype)
+
+
+def draw(shape, dtype=None):
+    return 0.1 * keras.ops.ones(shape, dtype)
+
+
+def softer(x):
+    return keras.ops.softplus(x)
+
+
+UNNAMED = {
+    "shortcut": Plain(),
+    "shortcut with a function": kp.shortcuts.Conv1x1(kernel_initializer=draw),
+    "block": SevenBySeven(),
+    "normalization": Centred(),
+    "normalization with a function": keras.layers.LayerNormalization(gamma_initializer=draw),
+    "activation: function": softer,
+    "activation: lambda": lambda x: keras.ops.sigmoid(x),
+    "activation: partial": functools.partial(keras.ops.leaky_relu, negative_slope=0.3),
+    "kernel_initializer": draw,
+    "kernel_initializer: class": Tenth(),
+    "bias_initializer": draw,
+    "classifier_activation": lambda x: keras.ops.softmax(x),
+}
+MAKERS = {
+    "resnet_cifar": lambda **o: kp.models.resnet_cifar(
+        14, width_factor=0.25, input_shape=(8, 8, 3), **o
+    ),
+    "stacked": lambda **o: kp.models.resnet_cifar(
+        20, width_factor=0.25, input_shape=(8, 8, 3), stacked=True, **o
+    ),
+    "transformer": lambda **o: kp.models.pre_ln_transformer(
+        1, width=8, num_heads=2, input_shape=(8, 8, 3), **o
+    ),
+}
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("option", UNNAMED)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_objects_that_are_not_registered(maker, option):
+    name, value = option.split(":")[0].split(" ")[0], UNNAMED[option]
+    if maker == "transformer":
+        if name in ("shortcut", "block"):
+            pytest.skip("its units have their own")
+        name = {"activation": "mlp"}.get(name, name)
+    options = {"use_bias": True} if name == "bias_initializer" else {}
+    model = MAKERS[maker](**{name: value}, **options)
+    harness.randomize(model)
+    x = harness.images(2, 8, 8, 3)
+    y = harness.numpy(model(x))
+    copies = [kp.models.changed_copy(model, dtype="float32")]
+    if maker != "transformer":
+        copies.append(kp.models.changed_copy(model, stacked=maker != "stacked"))
+    for copy in copies:
+        harness.close(harness.numpy(copy(x)), y, 1e-5)
+    unit = model.copy_units()[-1]
+    stack = kp.UnitStack.from_units([unit, unit.at("second"), unit.at("third")][:1])
+    assert stack.unit(0).count_params() == unit.count_params()
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.layers.Dense(4, kernel_initializer=draw, activation=softer),
+        lambda: keras.layers.Dense(4, activation=lambda x: -x, bias_initializer=Tenth()),
+        lambda: kp.TransformerUnit(4, num_heads=2, mlp=softer, bias_initializer=draw),
+    ],
+    ids=["function", "lambda", "unit"],
+)
+def test_stacks_of_layers_with_objects_that_are_not_registered(make):
+    x = harness.images(2, 3, 4)
+    unit = make()
+    y = harness.numpy(unit(unit(x)))
+    stack = kp.LayerStack.from_units([unit, unit])
+    harness.close(harness.numpy(stack(x)), y, 1e-5)
+    copy = type(stack).from_config(stack.get_config())
+    assert copy(x).shape == x.shape

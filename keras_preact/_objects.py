@@ -1,0 +1,69 @@
+"""Objects of users in configurations: functions, initialisers and layers that a file can
+name, and others that only copies in this process can use.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import keras
+
+
+def in_config(value: Any) -> Any:
+    """Return what a configuration holds of an object: its serialised form, or the object
+    itself if Keras could not find its class or function again, as for a lambda.
+
+    Copies in this process then share the object, and `save` says what a file needs.
+    """
+    is_function = isinstance(value, FunctionType)
+    # an activation of Keras is a name
+    serialize = keras.activations.serialize if is_function else keras.saving.serialize_keras_object
+    try:
+        with _without_warnings():
+            config = serialize(value)
+    except TypeError:  # an object without `get_config`
+        return value
+    if isinstance(config, dict):
+        config.pop("build_config", None)  # the owner builds it
+    return config if _can_be_found(config) else value
+
+
+def _can_be_found(config: Any) -> bool:
+    """Whether Keras finds all classes and functions that a serialised object names."""
+    if isinstance(config, list | tuple):
+        return all(map(_can_be_found, config))
+    if not isinstance(config, dict):
+        return True
+    if config.keys() == {"value"}:  # the code of a lambda
+        return False
+    if "registered_name" in config:
+        of_keras = str(config["module"]).partition(".")[0] == "keras"
+        name = config["registered_name"] or config["class_name"]
+        name = config["config"] if config["class_name"] == "function" else name
+        if not of_keras and keras.saving.get_registered_object(name) is None:
+            return False
+    return all(map(_can_be_found, config.values()))
+
+
+def arguments_of(layer: keras.Layer) -> dict[str, Any]:
+    """Return the arguments of a copy of a layer in this process: its configuration, with
+    functions and initialisers by object.
+    """
+
+    def own(key: str, value: Any) -> Any:
+        kept = vars(layer).get(key)
+        by_object = isinstance(value, dict) and callable(kept)
+        return kept if by_object and not isinstance(kept, keras.Layer) else value
+
+    with _without_warnings():
+        return {key: own(key, value) for key, value in layer.get_config().items()}
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Suppress Keras' warning that lambdas are unsafe in files."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*includes a `lambda`", UserWarning)
+        yield
