@@ -42,11 +42,14 @@ def repeat(
         remat: Number of steps per rematerialised segment; 0: no rematerialisation.
         unroll: Number of steps in the body of a scan.
     """
+    rows = tree.flatten(stacked)
+    count = len(rows)
+    rows = rows or [ops.zeros((length,))]  # segments read their length from a row
     returned: list = []
     specs = [(spec.shape, spec.dtype) for spec in tree.flatten(outputs)]
 
     def flat_step(carry, slices):
-        carry, result = step(carry, tree.pack_sequence_as(stacked, slices))
+        carry, result = step(carry, tree.pack_sequence_as(stacked, slices[:count]))
         returned[:] = [result]
         return carry, tree.flatten(result)
 
@@ -60,7 +63,6 @@ def repeat(
             return _in_segments(_scan, unrolled, unroll, carry, rows, steps, specs)
         return _scan(flat_step, carry, rows, steps, specs)
 
-    rows = tree.flatten(stacked)
     if remat:
         over_segments = _loop if execution == "loop" else _scan
         segment = _remat(lambda carry, rows: run(carry, rows, rows[0].shape[0]), specs)

@@ -430,6 +430,11 @@ WRONG = [
     (lambda: stack_units(stochastic_depth=0.1), "stochastic_depth="),
     (partly_frozen, "Freeze all units of a stack, or none"),
     (lambda: stack().unit(0), "built"),
+    (lambda: kp.LayerStack(keras.layers.MultiHeadAttention(2, 4), 3), "takes query, value"),
+    (
+        lambda: kp.LayerStack.from_units([keras.layers.MaxPooling2D()]),
+        "turns (None, 8, 8, 8) into (None, 4, 4, 8)",
+    ),
 ]
 
 
@@ -535,3 +540,68 @@ def test_every_unit_gets_the_mask(ways):
     other = kp.LayerStack(Longer(), 2)
     other.build((None, 4, 4))
     assert "must keep the mask" in harness.error_of(lambda: other(embedding(tokens)))
+
+
+# Layers of Keras
+
+
+def functional():
+    inputs = keras.Input((6, 8))
+    inner = keras.layers.Dense(8, activation="relu")(inputs)
+    return keras.Model(inputs, keras.layers.Add()([inputs, keras.layers.Dense(8)(inner)]))
+
+
+class WithDense(keras.layers.Layer):
+    """Has no `build`."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(8)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+LAYERS = {
+    "Activation": lambda: keras.layers.Activation("tanh"),
+    "Bidirectional": lambda: keras.layers.Bidirectional(
+        keras.layers.SimpleRNN(4, return_sequences=True)
+    ),
+    "Dropout": lambda: keras.layers.Dropout(0.5),
+    "GaussianNoise": lambda: keras.layers.GaussianNoise(0.5),
+    "PReLU": lambda: keras.layers.PReLU(),
+    "Sequential": lambda: keras.Sequential([keras.layers.Dense(16), keras.layers.Dense(8)]),
+    "SpatialDropout1D": lambda: keras.layers.SpatialDropout1D(0.5),
+    "TimeDistributed": lambda: keras.layers.TimeDistributed(keras.layers.Dense(8)),
+    "functional": functional,
+    "no build": WithDense,
+}
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("ways", [{}, {"remat": 2}], ids=str)
+def test_layers_of_keras(make, ways):
+    units = [make() for _ in range(3)]
+    x = y = harness.images(2, 6, 8)
+    for i, unit in enumerate(units):
+        unit(x)
+        harness.randomize(unit, i)
+        y = unit(y)
+    stack = kp.LayerStack.from_units(units, **ways)
+    harness.close(harness.numpy(stack(x)), harness.numpy(y), 1e-5)
+    harness.close(harness.numpy(stack.unit(1)(x)), harness.numpy(units[1](x)), 1e-5)
+    assert stack(x, training=True).shape == x.shape
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize(
+    "regularizer",
+    [keras.regularizers.L2(0.1), keras.regularizers.OrthogonalRegularizer(0.1)],
+    ids=lambda regularizer: type(regularizer).__name__,
+)
+def test_regularizers_are_summed_over_the_units(regularizer):
+    stack = kp.LayerStack(keras.layers.Dense(4, kernel_regularizer=regularizer), 3)
+    stack.build((2, 4))
+    want = sum(harness.numpy(regularizer(stack.unit(i).kernel)) for i in range(3))
+    harness.close(harness.numpy(sum(stack.losses)), want, 1e-5)
