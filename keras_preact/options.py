@@ -28,7 +28,6 @@ def check(unit: keras.Layer) -> None:
     if unit.stochastic_depth is not None:
         _checks.fraction(unit.stochastic_depth, "stochastic_depth")
     _checks.one_of(unit.use_bias, (True, False, UNLESS_NORM), "use_bias")
-    _checks.one_of(unit.data_format, ("channels_last", "channels_first"), "data_format")
     _check_branch(unit)
     _check_strides(unit)
 

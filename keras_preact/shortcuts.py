@@ -227,8 +227,10 @@ class Conv1x1(_WeightedShortcut):
 
     def __init__(self, filters: int | None = None, strides: int = 1, **kwargs):
         super().__init__(**kwargs)
-        self.filters = filters
-        self.strides = strides
+        if filters is not None:
+            _checks.positive_int(filters, "filters")
+        _checks.positive_int(strides, "strides")
+        self.filters, self.strides = _checks.plain((filters, strides))
 
     def build(self, input_shape, residual_shape=None):
         self._build_weight(input_shape, self.filters, self.strides, use_bias=False)
@@ -321,8 +323,9 @@ class ZeroPad(keras.Layer):
 
     def __init__(self, filters: int, strides: int = 1, data_format: str | None = None, **kwargs):
         super().__init__(**kwargs)
-        self.filters = filters
-        self.strides = strides
+        _checks.positive_int(filters, "filters")
+        _checks.positive_int(strides, "strides")
+        self.filters, self.strides = _checks.plain((filters, strides))
         self.data_format = spatial.data_format_of(data_format)
 
     def build(self, input_shape):

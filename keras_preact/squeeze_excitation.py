@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_preact import initializers
+from keras_preact import _checks, initializers
 from keras_preact._objects import in_config
 from keras_preact.layers import chains, spatial
 
@@ -42,7 +42,8 @@ class SqueezeExcitation(chains.SameShape):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.reduction = reduction
+        _checks.positive_int(reduction, "reduction")
+        self.reduction = _checks.plain(reduction)
         self.kernel_initializer = (
             keras.initializers.get(kernel_initializer) or initializers.released_he()
         )

@@ -59,7 +59,8 @@ class StochasticDepth(SameShape):
 
     def __init__(self, rate: float, seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
-        self.rate = rate
+        _checks.fraction(rate, "rate")
+        self.rate = _checks.plain(rate)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
 

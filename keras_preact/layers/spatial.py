@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import keras
 from keras import ops
 
+from keras_preact import _checks
 from keras_preact.backend import products
 
 
@@ -38,6 +39,13 @@ class PaddedConv2D(keras.layers.Conv2D):
     def __init__(self, filters, kernel_size, *, standardize: bool = False, **kwargs):
         kwargs.pop("padding", None)  # a config contains it
         super().__init__(filters, kernel_size, padding="same", **kwargs)
+        if any(size % 2 == 0 for size in self.kernel_size):
+            raise ValueError(
+                "`kernel_size` must be odd, because all sides are padded equally: use "
+                f"keras.layers.Conv2D for even sizes. Received: kernel_size={kernel_size!r}"
+            )
+        _check_square(self.strides, "strides")
+        _check_square(self.dilation_rate, "dilation_rate")
         self.standardize = standardize
         #: Whether to convolve by matrix products, which is faster in a loop that XLA compiles for a
         #: CPU; a stack sets it. The values are the same.
@@ -181,6 +189,11 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
     def __init__(self, pool_size, strides, *, zeros: bool = False, **kwargs):
         kwargs.pop("padding", None)
         super().__init__(pool_size, strides, **kwargs)
+        _check_square(self.pool_size, "pool_size")
+        _check_square(self.strides, "strides")
+        if self.pool_size[0] % 2 == 0 and (zeros or self.pool_size[0] != 2):
+            allowed = "odd with zeros=True" if zeros else "2 or odd"
+            raise ValueError(f"`pool_size` must be {allowed}. Received: pool_size={pool_size!r}")
         self.zeros = zeros
         # "same" at size 3 and stride 2 would pad an even map only at the bottom and right
         self.padding = "same" if self.pool_size[0] == 2 else "valid"
@@ -250,8 +263,9 @@ class BinomialPooling2D(keras.Layer):
 
     def __init__(self, size: int, strides: int, data_format: str | None = None, **kwargs):
         super().__init__(**kwargs)
-        self.size = size
-        self.strides = strides
+        _checks.one_of(size, (2, 3), "size")
+        _checks.positive_int(strides, "strides")
+        self.size, self.strides = _checks.plain((size, strides))
         self.data_format = data_format_of(data_format)
 
     def call(self, x):
@@ -293,9 +307,20 @@ class BinomialPooling2D(keras.Layer):
         }
 
 
+def _check_square(sizes: tuple[int, int], argument: str) -> None:
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"`{argument}` must be one number, the same for height and width. Received: "
+            f"{argument}={sizes}"
+        )
+
+
 def data_format_of(data_format: str | None) -> str:
     """Return `data_format`, or Keras' setting for None."""
-    return keras.config.image_data_format() if data_format is None else data_format
+    if data_format is None:
+        return keras.config.image_data_format()
+    _checks.one_of(data_format, ("channels_last", "channels_first"), "data_format")
+    return data_format
 
 
 def channel_axis(data_format: str, rank: int) -> int:

@@ -7,6 +7,8 @@ import numpy as np
 EPSILON = 5e-4
 #: Number of images to process at a time; their patches are in memory together.
 CHUNK = 256
+#: Arguments of a convolution that whitening cannot change.
+FIXED = {"strides": 1, "padding": "valid", "dilation_rate": 1, "groups": 1, "use_bias": False}
 
 
 def whitened_channels(kernel_size: int, channels: int) -> int:
@@ -27,7 +29,8 @@ class Whitening2D(keras.layers.Conv2D):
     Args:
         kernel_size: Height and width of the patches.
         **kwargs: Arguments of `keras.layers.Conv2D`, except `filters`, `strides`,
-            `padding`, `use_bias` and `trainable`, which is always False.
+            `padding`, `dilation_rate`, `groups`, `use_bias` and `trainable`, which is always
+            False.
 
     Input: `(batch, height, width, channels)`, output: `(batch, height - kernel_size + 1,
         width - kernel_size + 1, 2 * kernel_size ** 2 * channels)`; with
@@ -48,10 +51,21 @@ class Whitening2D(keras.layers.Conv2D):
     """
 
     def __init__(self, kernel_size: int = 2, **kwargs):
-        # a config contains them
-        for name in ("filters", "strides", "padding", "use_bias", "trainable"):
+        for name in ("filters", "trainable"):  # a config contains them
             kwargs.pop(name, None)
-        super().__init__(None, kernel_size, use_bias=False, trainable=False, **kwargs)
+        for name, value in FIXED.items():
+            received = kwargs.pop(name, value)
+            if received not in (value, (value, value), [value, value]):
+                raise ValueError(
+                    f"`{name}` of a Whitening2D is always {value!r}: leave it out. Received: "
+                    f"{name}={received!r}"
+                )
+        super().__init__(None, kernel_size, trainable=False, **FIXED, **kwargs)
+        if self.kernel_size[0] != self.kernel_size[1]:
+            raise ValueError(
+                "`kernel_size` must be one number, the same for height and width. Received: "
+                f"kernel_size={kernel_size!r}"
+            )
 
     @property
     def trainable(self) -> bool:

@@ -34,8 +34,17 @@ class Patches(keras.Layer):
 
     def __init__(self, size: int, data_format: str | None = None, **kwargs):
         super().__init__(**kwargs)
-        self.size = size
+        _checks.positive_int(size, "size")
+        self.size = _checks.plain(size)
         self.data_format = spatial.data_format_of(data_format)
+
+    def build(self, input_shape):
+        sides = input_shape[2:] if self.data_format == "channels_first" else input_shape[1:-1]
+        if any(side is None or side % self.size for side in sides):
+            raise ValueError(
+                f"Height and width must be known multiples of {self.size}, the size of a square. "
+                f"Received: an input of shape {tuple(input_shape)}"
+            )
 
     def call(self, x):
         if self.data_format == "channels_first":
@@ -137,7 +146,6 @@ class TransformerNetwork(base.UnitNetwork):
         _checks.positive_int(classes, "classes")
         depth, classes, input_shape = _checks.plain((depth, classes, tuple(input_shape)))
         data_format = spatial.data_format_of(data_format)
-        _checks.one_of(data_format, ("channels_last", "channels_first"), "data_format")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         input_shape = _check_input_shape(input_shape, patch_size, data_format)
         parameters = inspect.signature(TransformerUnit).parameters.values()

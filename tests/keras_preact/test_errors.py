@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact.layers import chains
+from keras_preact.layers.spatial import BinomialPooling2D, PaddedConv2D, PaddedMaxPooling2D
+from keras_preact.layers.whitening import Whitening2D
 from keras_preact.models import dense_resnet, resnet_cifar, resnet_imagenet, wide_resnet
+from keras_preact.models.transformer import Patches
+from keras_preact.squeeze_excitation import SqueezeExcitation
 from tests.keras_preact import harness
 
 Unit = kp.ResidualUnit
@@ -14,8 +19,66 @@ def named(**options):
     return kp.create_model("cifar_resnet20_preact", **options)
 
 
+def conv(**options):
+    return PaddedConv2D(4, **{"kernel_size": 3, **options})
+
+
+def maxima(pool_size, strides, **options):
+    return PaddedMaxPooling2D(pool_size, strides, **options)
+
+
+def whitening(**options):
+    return Whitening2D(**options)
+
+
+#: Layers with a data format.
+WITH_FORMAT = {
+    "PaddedConv2D": conv,
+    "PaddedMaxPooling2D": lambda **o: PaddedMaxPooling2D(3, 2, **o),
+    "BinomialPooling2D": lambda **o: BinomialPooling2D(3, 2, **o),
+    "Whitening2D": whitening,
+    "SqueezeExcitation": SqueezeExcitation,
+    "Patches": lambda **o: Patches(2, **o),
+    "ZeroPad": lambda **o: kp.shortcuts.ZeroPad(4, **o),
+    "Conv1x1": kp.shortcuts.Conv1x1,
+    "ExclusiveGating": kp.shortcuts.ExclusiveGating,
+    "ResidualUnit": lambda **o: Unit(4, **o),
+    "ResidualNetwork": lambda **o: resnet_cifar(8, **o),
+    "TransformerNetwork": lambda **o: kp.models.pre_ln_transformer(1, **o),
+}
+
+
+@pytest.mark.parametrize("make", WITH_FORMAT.values(), ids=WITH_FORMAT)
+def test_wrong_data_formats(make):
+    message = harness.error_of(lambda: make(data_format="channel_first"))
+    assert "data_format" in message
+    assert "channel_first" in message
+
+
 #: The call, and words that its message must contain.
 WRONG = [
+    # layers
+    (lambda: conv(kernel_size=2), "`kernel_size` must be odd", "kernel_size=2", "Conv2D"),
+    (lambda: conv(kernel_size=(3, 4)), "`kernel_size` must be odd", "kernel_size=(3, 4)"),
+    (lambda: conv(strides=(1, 2)), "`strides` must be one number", "strides=(1, 2)"),
+    (lambda: conv(dilation_rate=(2, 1)), "`dilation_rate` must be one number"),
+    (lambda: maxima(4, 2), "`pool_size` must be 2 or odd", "pool_size=4"),
+    (lambda: maxima((3, 2), 2), "`pool_size` must be one number"),
+    (lambda: maxima(3, (1, 2)), "`strides` must be one number"),
+    (lambda: maxima(2, 2, zeros=True), "`pool_size` must be odd with zeros=True"),
+    (lambda: BinomialPooling2D(5, 2), "`size` must be one of 2, 3", "size=5"),
+    (lambda: BinomialPooling2D(3, (2, 2)), "`strides` must be a positive integer"),
+    (lambda: whitening(kernel_size=(2, 3)), "`kernel_size` must be one number"),
+    (lambda: whitening(strides=2), "always 1: leave it out", "strides=2"),
+    (lambda: whitening(use_bias=True), "always False", "use_bias=True"),
+    (lambda: SqueezeExcitation(0), "`reduction` must be a positive integer"),
+    (lambda: Patches(0), "`size` must be a positive integer"),
+    (lambda: Patches(4).build((None, 6, 8, 3)), "multiples of 4", "(None, 6, 8, 3)"),
+    (lambda: kp.shortcuts.ZeroPad(0), "`filters` must be a positive integer"),
+    (lambda: kp.shortcuts.ZeroPad(4, 0.5), "`strides` must be a positive integer"),
+    (lambda: kp.shortcuts.Conv1x1(filters=0), "`filters` must be a positive integer"),
+    (lambda: kp.shortcuts.Conv1x1(strides=(1, 2)), "`strides` must be a positive integer"),
+    (lambda: chains.StochasticDepth(1.0), "`rate`", "[0, 1)"),
     # depths: the rule and the two nearest
     (lambda: resnet_cifar(21), "6n+2", "9n+2", "20 and 26", "depth=21"),
     (lambda: resnet_cifar(100, block="bottleneck"), "9n+2", "92 and 101"),
