@@ -359,11 +359,15 @@ class UnitNetwork(keras.Model):
 
 def check_network(model: object) -> None:
     """Raise a ValueError unless `model` is a network of residual units."""
-    if not isinstance(model, UnitNetwork):
-        raise ValueError(
-            "`model` must be a network of residual units, such as a model of `kp.models`. "
-            f"Received: {model!r}"
-        )
+    if isinstance(model, UnitNetwork):
+        return
+    layers = model.layers if isinstance(model, keras.Model) else []
+    is_clone = any(isinstance(layer, ResidualUnit | UnitStack) for layer in layers)
+    raise ValueError(
+        "`model` must be a network of residual units, such as a model of `kp.models`. "
+        + "`keras.models.clone_model` makes a plain model of one: use "
+        "`kp.models.changed_copy(model)`. " * is_clone + f"Received: {model!r}"
+    )
 
 
 def _without_shared_ids(config):

@@ -1,5 +1,6 @@
 """Wrong arguments raise a ValueError that says what was received and what would work."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -117,6 +118,9 @@ WRONG = [
     (lambda: named(pretrained=True), "Did you mean weights=...?"),
     (lambda: named(width=2), "Did you mean width_factor=...?"),
     (lambda: named(arangement="original"), "arangement"),
+    # models that are no networks
+    (lambda: kp.transfer.freeze(keras.models.clone_model(dense_resnet(4))), "changed_copy(model)"),
+    (lambda: kp.transfer.unfreeze(keras.Sequential()), "a model of `kp.models`. Received"),
     # rates, means, deviations
     (lambda: Unit(4, dropout=1.0), "`dropout`", "[0, 1)"),
     (lambda: kp.shortcuts.Dropout(1.5), "`rate`", "1.5"),
