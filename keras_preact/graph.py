@@ -1,6 +1,7 @@
 """The operations of any Keras model as a flat graph, and the residual units in it."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -8,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import keras
 from keras import KerasTensor, ops
@@ -189,6 +191,50 @@ class Addition(Unit):
         return tuple(i for i in self.residual_steps if i not in self.shortcut_steps)
 
 
+#: Operators of Keras' variables that take no Keras tensor, to the functions that do.
+_OPERATORS: Mapping[str, Callable] = {
+    "__add__": ops.add,
+    "__sub__": ops.subtract,
+    "__mul__": ops.multiply,
+    "__truediv__": ops.true_divide,
+    "__floordiv__": ops.floor_divide,
+    "__pow__": ops.power,
+    "__matmul__": ops.matmul,
+}
+
+
+@contextlib.contextmanager
+def _variables_take_symbols() -> Iterator[None]:
+    """Let `variable * x` be traced, as `x * variable` is. Keras 3.15 hands x to a function
+    of the backend. With JAX, the same holds for `(1 - variable) * x`, because x looks like
+    an array.
+    """
+
+    def absent(x):
+        raise AttributeError("__jax_array__")
+
+    def taking_symbols(name: str, function: Callable) -> Callable:
+        of_values = getattr(keras.Variable, name)
+
+        def operator(variable, other):
+            is_symbol = isinstance(other, KerasTensor)
+            return function(variable, other) if is_symbol else of_values(variable, other)
+
+        return operator
+
+    with contextlib.ExitStack() as patches:
+        for name, function in _OPERATORS.items():
+            patches.enter_context(
+                mock.patch.object(keras.Variable, name, taking_symbols(name, function))
+            )
+        patches.enter_context(mock.patch.object(KerasTensor, "__jax_array__", property(absent)))
+        yield
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
 class Graph:
     """The operations of a model as a flat list of steps.
 
@@ -346,13 +392,14 @@ class Graph:
         )
         training = {"training": self.training} if _takes_training(layer) else {}
         try:
-            outputs = keras.tree.flatten(layer.call(*args, **kwargs, **training))
+            with _variables_take_symbols():
+                outputs = keras.tree.flatten(layer.call(*args, **kwargs, **training))
             nodes = _nodes(symbols, outputs)
         except Exception as error:
             raise ValueError(
                 f"The graph of {layer.name!r} ({type(layer).__name__}) cannot be traced: build it "
                 "from Keras layers and keras.ops, without conditions on the values of tensors. "
-                f"Received: {type(error).__name__}: {error}"
+                f"Received: {type(error).__name__}: {_first_line(error)}"
             ) from error
         for node in nodes:  # remove the traced calls from the records of the layers
             node.operation._inbound_nodes = [

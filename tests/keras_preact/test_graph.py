@@ -197,6 +197,34 @@ def test_dominators_are_those_of_the_definition():
     assert (unit.start, unit.shortcut_steps) == (graph.steps[0].outputs[0], (1, 2, 3))
 
 
+#: What a layer computes from its variable and its input.
+FORMULAS = {
+    "product": lambda v, x: v * x,
+    "sum": lambda v, x: v + x - v,
+    "difference": lambda v, x: v - x,
+    "quotient": lambda v, x: v / (1 + x * x),
+    "power": lambda v, x: v ** ops.sigmoid(x),
+    "rest": lambda v, x: (1.0 - v) * x,
+}
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("formula", FORMULAS.values(), ids=FORMULAS)
+def test_variables_on_the_left_of_an_operator(formula):
+    class Formula(kp.shortcuts.Shortcut):
+        def build(self, shape, residual_shape=None):
+            self.factor = self.add_weight(shape=(1,), initializer="ones", name="factor")
+
+        def paths(self, x, residual, training=None):
+            return formula(self.factor, x), residual
+
+    model = network(8, shortcut=Formula())
+    graph = Graph(model, IMAGES)
+    values = graph.run(graph.values(IMAGES))
+    harness.close(harness.numpy(values[graph.outputs[0]]), harness.numpy(model(IMAGES)), 1e-4)
+    kp.analysis.audit(model)
+
+
 def test_a_model_that_looks_at_values_cannot_be_traced():
     class Looking(keras.Layer):
         def call(self, x):
@@ -204,3 +232,4 @@ def test_a_model_that_looks_at_values_cannot_be_traced():
 
     message = harness.error_of(lambda: Graph(Looking(name="looking"), images(2, 3)))
     assert "'looking' (Looking) cannot be traced" in message
+    assert "\n" not in message
