@@ -24,7 +24,7 @@ _NO_KERNEL = ("Embedding", "Norm", "PReLU", "SqueezeExcitation")
 
 #: Class names of layers and operations that are activations, in lower case.
 _ACTIVATIONS = frozenset(
-    name.replace("_", "") for name in dir(keras.activations) if name[0] != "_"
+    name.replace("_", "") for name in [*dir(keras.activations), "prelu"] if name[0] != "_"
 ) - {"linear", "get", "serialize", "deserialize"}
 
 #: Layers of this package that stay one step, like the poolings of Keras.

@@ -132,7 +132,7 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
             "width": attention.filters,
             "num_heads": attention.block.num_heads,
             "causal": attention.block.causal,
-            "mlp": "swiglu" if gated else in_config(mlp.activation),
+            "mlp": "swiglu" if gated else chains.activation_config(mlp.activation),
             "hidden": mlp.block.hidden,
             **{key: config[key] for key in shared},
             "bias_initializer": in_config(self.bias_initializer),

@@ -52,7 +52,9 @@ class ResidualUnit(HoldsLayers):
         normalization: `"batch"`, `"layer"`, `"group"`, `"rms"`, `"none"`, or a Keras
             layer as a template, such as
             `keras.layers.BatchNormalization(momentum=0.99)`.
-        activation: Any Keras activation; the block `"swiglu"` has its own, silu.
+        activation: Any Keras activation, a function, or a layer such as
+            `keras.layers.PReLU(shared_axes=[1, 2])` as a template: each place has a copy
+            with its own weights. The block `"swiglu"` has its own, silu.
         dropout: Rate of the dropout on the branch; 0 for none.
         dropout_at: `"between_weights"`, after the activation and before each weight but
             the first (wide residual networks), or `"before_addition"`, at the end of F.
@@ -173,7 +175,7 @@ class ResidualUnit(HoldsLayers):
         self.activate_shape_shortcut = activate_shape_shortcut
         self.downsampling = downsampling
         self.normalization = chains.get_normalization(normalization)
-        self.activation = keras.activations.get(activation)
+        self.activation = chains.get_activation(activation)
         self.dropout = _checks.plain(dropout)
         self.dropout_at = dropout_at
         self.stochastic_depth = _checks.plain(stochastic_depth)
@@ -203,7 +205,7 @@ class ResidualUnit(HoldsLayers):
             "activate_shape_shortcut": self.activate_shape_shortcut,
             "downsampling": self.downsampling,
             "normalization": chains.normalization_config(self.normalization),
-            "activation": in_config(self.activation),
+            "activation": chains.activation_config(self.activation),
             "dropout": self.dropout,
             "dropout_at": self.dropout_at,
             "stochastic_depth": self.stochastic_depth,
@@ -417,7 +419,7 @@ class ResidualUnit(HoldsLayers):
                     # at inference TensorFlow may compute both in one kernel
                     layers[-1].relu_follows = is_relu and names[i + 1 : i + 2] == ("activation",)
             elif component == "activation":
-                layers.append(keras.layers.Activation(self.activation, **settings))
+                layers.append(chains.activation_layer(self.activation, **settings))
             else:
                 layers.append({"shift": chains.Shift, "scale": chains.Scale}[component](**settings))
         return layers

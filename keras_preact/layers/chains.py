@@ -173,6 +173,41 @@ def remade(layer_class: type[keras.Layer], config: dict, **settings) -> keras.La
     return layer_class.from_config(config | known)
 
 
+@keras.saving.register_keras_serializable("keras_preact")
+class ActivationLayer(keras.layers.Activation):
+    """An activation that is a layer itself, such as PReLU. It belongs to one place."""
+
+    def build(self, input_shape):
+        if not self.activation.built:  # a file of this layer builds it too
+            self.activation.build(input_shape)
+
+
+def get_activation(activation: Any) -> Callable:
+    """Return an activation in the form that `activation_layer` takes: a function, or the
+    result of `like` for a layer, because each use needs weights of its own.
+    """
+    function: Any = keras.activations.get(activation)
+    return like(function) if isinstance(function, keras.Layer) else function
+
+
+def activation_config(function: Callable) -> Any:
+    """Return the entry for a config of a result of `get_activation`."""
+    return in_config(function() if _makes_layers(function) else function)
+
+
+def activation_layer(function: Callable, *, dtype: Any, **settings) -> keras.Layer:
+    """Make the layer of a result of `get_activation`."""
+    if _makes_layers(function):
+        layer = function(name="function", dtype=dtype)
+        return ActivationLayer(layer, dtype=dtype, **settings)
+    return keras.layers.Activation(function, dtype=dtype, **settings)
+
+
+def _makes_layers(function: Callable) -> bool:
+    """Whether it is a result of `like`."""
+    return isinstance(function, functools.partial) and function.func is remade
+
+
 #: A name from `NORMALIZATIONS`, or the result of `like` for a layer.
 Normalization = str | Callable[..., keras.Layer]
 

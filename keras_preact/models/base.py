@@ -10,7 +10,6 @@ import numpy as np
 
 from keras_preact import _checks, initializers
 from keras_preact._frozen import freeze_inside, frozen_inside
-from keras_preact._objects import in_config
 from keras_preact.backend import devices, state
 from keras_preact.layers import chains
 from keras_preact.models import first_batch, segments
@@ -96,7 +95,7 @@ class UnitNetwork(keras.Model):
             x = segment(x)
             segment_outputs.append(x)
         x = chains.run_chain(head, x)
-        activation = activation and keras.activations.get(activation)
+        activation = activation and chains.get_activation(activation)
         logits, top = None, []
         if classes is not None:
             top = _classifier(classes, activation, kernel, dtype)
@@ -105,7 +104,7 @@ class UnitNetwork(keras.Model):
         super().__init__(inputs=inputs, outputs=x, name=name)
         arguments = _checks.plain(arguments) | {
             "input_shape": _checks.plain(list(input_shape)),
-            "classifier_activation": activation and in_config(activation),
+            "classifier_activation": activation and chains.activation_config(activation),
             "mean": mean if mean is None else np.asarray(mean, "float64").tolist(),
             "std": std if std is None else np.asarray(std, "float64").tolist(),
             "dtype": keras.dtype_policies.serialize(policy),
@@ -418,5 +417,6 @@ def _classifier(classes: int, activation, kernel, dtype: str) -> list[keras.Laye
         )
     ]
     if activation is not None:
-        layers.append(keras.layers.Activation(activation, name="head_predictions", dtype=dtype))
+        predictions = chains.activation_layer(activation, name="head_predictions", dtype=dtype)
+        layers.append(predictions)
     return layers

@@ -237,6 +237,32 @@ def test_objects_that_are_not_registered(maker, option):
 
 
 @pytest.mark.backend
+@pytest.mark.parametrize("maker", MAKERS)
+def test_activations_that_are_layers(maker, tmp_path):
+    """Each place has weights of its own, in files, copies and stacks too."""
+    template = keras.layers.PReLU(shared_axes=[1] if maker == "transformer" else [1, 2])
+    model = MAKERS[maker](**{"mlp" if maker == "transformer" else "activation": template})
+    harness.randomize(model)
+    places = [weight.path for weight in model.weights if weight.path.endswith("alpha")]
+    units = model.copy_units()
+    assert len(set(places)) == len(places)
+    assert len([w for unit in units for w in unit.weights if w.name == "alpha"]) in (1, 11, 17)
+    assert not template.built
+    x = harness.images(2, 8, 8, 3)
+    y = harness.numpy(model(x))
+    model.save(tmp_path / "model.keras")
+    copies = [keras.saving.load_model(tmp_path / "model.keras"), kp.models.changed_copy(model)]
+    if maker != "transformer":
+        copies.append(kp.models.changed_copy(model, stacked=maker != "stacked"))
+        features = kp.transfer.feature_extractor(model, ["head"])
+        features.save(tmp_path / "features.keras")
+        keras.saving.load_model(tmp_path / "features.keras")
+    for copy in copies:
+        harness.close(harness.numpy(copy(x)), y, 1e-5)
+    kp.analysis.audit(model)
+
+
+@pytest.mark.backend
 @pytest.mark.parametrize(
     "make",
     [
