@@ -168,10 +168,11 @@ class InputRange:
         values look scaled, like pixels divided by 255.
 
         Args:
-            x: A batch as the network takes it. Only its first examples are checked.
+            x: A batch as the network takes it. Only its first examples are checked. Of
+                another shape, it has no problem of this kind.
         """
         x = readable(x)
-        if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
+        if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size or not self._fits(x.shape):
             return None
         most = max(_ENOUGH, min(_MOST_EXAMPLES, _MOST_VALUES * len(x) // x.size))
         # in float64: squares of large float32 numbers overflow
@@ -179,6 +180,11 @@ class InputRange:
         z = (x - np.asarray(self.mean)) / np.asarray(self.std)
         statistics = wrong_scale(x, z, is_plain=self.is_plain)
         return None if statistics is None else self._in_words(x, *statistics)
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        channels = max(np.size(self.mean), np.size(self.std))
+        has_axis = -len(shape) <= self.axis < len(shape)
+        return channels == 1 or (has_axis and shape[self.axis] == channels)
 
     def _in_words(self, x: np.ndarray, mean: float, std: float) -> str:
         lowest, highest = float(x.min()), float(x.max())

@@ -123,7 +123,10 @@ class Checks:
             self.check_labels(labels)
 
     def check_input(self, array: Any) -> None:
-        problem = self.expected.problem(as_numpy(array[:_EXAMPLES]))
+        try:
+            problem = self.expected.problem(as_numpy(array[:_EXAMPLES]))
+        except (TypeError, ValueError):  # Keras says what it cannot take
+            return
         if problem is not None:
             warnings.warn(problem, stacklevel=4)  # where `fit` is called
 
@@ -136,7 +139,10 @@ class Checks:
         """
         if not (self.is_sparse or self.is_binary):
             return
-        labels = as_numpy(labels)
+        try:
+            labels = as_numpy(labels)
+        except (TypeError, ValueError):
+            return
         if labels.dtype.kind in "iufb" and labels.size:
             self._refuse(self._wrong_shape(labels.shape))
             self._refuse(self._wrong_values(labels.min(), labels.max()))
@@ -281,13 +287,13 @@ class _WatchedPyDataset(keras.utils.PyDataset):
         self.data.on_epoch_end()
 
 
-def loss_mismatch(loss: Any, activation: str | None, count: int) -> str | None:
+def loss_mismatch(loss: Any, activation: Any, count: int) -> str | None:
     """Return a message if `loss` takes probabilities and the network returns logits, or
     the other way round; None if they fit.
 
     Args:
         loss: A loss in any form that `compile` takes.
-        activation: Name of the classifier's activation, None for none.
+        activation: The classifier's activation as its config has it; None for none.
         count: Number of outputs.
     """
     if activation == "softmax" and count == 1:
@@ -303,8 +309,9 @@ def loss_mismatch(loss: Any, activation: str | None, count: int) -> str | None:
         return None
     from_logits = getattr(loss, "from_logits", None)
     if from_logits is None and not isinstance(loss, keras.losses.Loss):
-        parameter = inspect.signature(loss).parameters.get("from_logits")
-        from_logits = None if parameter is None else parameter.default
+        with contextlib.suppress(ValueError):  # a function of C has no signature
+            parameter = inspect.signature(loss).parameters.get("from_logits")
+            from_logits = None if parameter is None else parameter.default
     if not isinstance(from_logits, bool):
         return None
     name = getattr(loss, "__name__", type(loss).__name__)
@@ -312,7 +319,7 @@ def loss_mismatch(loss: Any, activation: str | None, count: int) -> str | None:
     if not from_logits and activation in (None, "linear"):
         returned, expected = "logits", "probabilities"
         fitting = "sigmoid" if is_binary else "softmax"
-    elif from_logits and activation in classifiers.PROBABILITIES:
+    elif from_logits and activation in tuple(classifiers.PROBABILITIES):
         returned, expected, fitting = "probabilities", "logits", None
     else:
         return None

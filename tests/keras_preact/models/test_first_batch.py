@@ -408,3 +408,25 @@ def test_an_error_in_the_data_leaves_the_model_as_it_was(deed, batches):
         if "moving_" not in path:
             np.testing.assert_array_equal(value, before[path], path)
     model.fit(PIXELS / 255, LABELS, verbose=0)  # it can go on
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("deed", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize(
+    "images",
+    [PIXELS.transpose(0, 3, 1, 2), PIXELS[..., :2], PIXELS[0], PIXELS[:, 0, 0]],
+    ids=lambda images: str(images.shape),
+)
+def test_keras_speaks_of_inputs_that_do_not_fit(deed, images):
+    model = compiled(**OF_PIXELS)
+    call = getattr(model, deed)
+    labels = () if deed == "predict" else (LABELS[: len(images)],)
+    with pytest.raises(Exception, match="shape") as caught:
+        call(images, *labels, verbose=0)
+    assert "operands could not be broadcast" not in str(caught.value)  # by NumPy, in our check
+
+
+def test_a_loss_or_an_activation_that_the_check_does_not_know():
+    network().compile("sgd", np.subtract)
+    network(classifier_activation=lambda x: x).compile("sgd", LOGITS)
+    network(classifier_activation=keras.layers.PReLU()).compile("sgd", LOGITS)
