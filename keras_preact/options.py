@@ -8,6 +8,7 @@ import keras
 
 from keras_preact import _checks, blocks, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
+from keras_preact.layers import chains
 
 #: A value of `use_bias`: no bias if a normalisation right after the weight would remove it.
 UNLESS_NORM = "unless_norm"
@@ -51,7 +52,7 @@ def _check_branch(unit: keras.Layer) -> None:
     if block.activation and unit.activation not in map(keras.activations.get, allowed):
         raise ValueError(
             f"block={block.name!r} has the activation {block.activation!r}: leave `activation` "
-            f"out. Received: activation={unit.activation!r}"
+            f"out. Received: activation={chains.activation_config(unit.activation)!r}"
         )
 
 
