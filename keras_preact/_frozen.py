@@ -49,6 +49,8 @@ def freeze_inside(layer: keras.Layer, paths: Collection[str]) -> None:
     Raises:
         ValueError: for a path without a layer.
     """
+    if not paths:
+        return
     inside = _inside(layer)
     if unknown := sorted(set(paths) - inside.keys()):
         raise ValueError(
