@@ -46,6 +46,21 @@ class Outputs:
             return "0 or 1, one per example"
         return f"0 or 1 for each of the {self.count} outputs: an array (examples, {self.count})"
 
+    @property
+    def label_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes that the label of an example may have."""
+        if self.is_binary:
+            return [(1,), ()]
+        return [()] if self.activation == "softmax" else [(self.count,)]
+
+    @property
+    def highest_label(self) -> int:
+        return self.count - 1 if self.activation == "softmax" else 1
+
+    def looks_one_hot(self, shape: tuple[int | None, ...]) -> bool:
+        """Whether labels of this shape seem to be one-hot in place of class numbers."""
+        return self.activation == "softmax" and shape[1:] == (self.count,) and self.count > 1
+
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         return PROBABILITIES[self.activation](np.asarray(logits, "float64"))
 
@@ -64,26 +79,26 @@ class Outputs:
         Raises:
             ValueError: for labels that do not fit.
         """
-        if self.is_binary and labels.ndim == 2 and labels.shape[1] == 1:
-            labels = labels[:, 0]
-        single = self.activation == "softmax" or self.is_binary
-        shape = labels.shape[:1] if single else (*labels.shape[:1], self.count)
-        most = self.count - 1 if self.activation == "softmax" else 1
-        if labels.shape != shape:
+        if labels.ndim == 0 or labels.shape[1:] not in self.label_shapes:
             hint = ""
-            if self.activation == "softmax" and labels.shape[1:] == (self.count,):
+            if self.looks_one_hot(labels.shape):
                 hint = ", which looks one-hot; pass `labels.argmax(axis=1)`"
             raise ValueError(
                 f"`{argument}` of this model must be {self.labels}. Received: shape "
                 f"{labels.shape}{hint}"
             )
         is_number = labels.dtype.kind in "iufb"
-        if not is_number or labels.min() < 0 or labels.max() > most or (labels % 1).any():
+        if (
+            not is_number
+            or labels.min() < 0
+            or labels.max() > self.highest_label
+            or (labels % 1).any()
+        ):
             values = f"{labels.min()} to {labels.max()}" if is_number else f"{labels.dtype}"
             raise ValueError(
                 f"`{argument}` of this model must be {self.labels}. Received: labels from {values}"
             )
-        return labels
+        return labels[:, 0] if self.is_binary and labels.ndim == 2 else labels
 
     def loss(self) -> keras.losses.Loss:
         """Return the cross-entropy of the model's outputs and labels."""

@@ -93,13 +93,17 @@ def classifier(graph: Graph) -> Outputs:
     return outputs_of(graph.model, operation, graph.specs[output].shape[-1])
 
 
-def check_classes(labels: np.ndarray, graph: Graph) -> np.ndarray:
+def check_classes(labels: np.ndarray, graph: Graph, outputs: Outputs) -> np.ndarray:
     """Return labels in the form of the model's answers, see `Outputs.answers`.
+
+    Args:
+        labels: From `check_labels`.
+        graph: The graph of the model.
+        outputs: Its `classifier`.
 
     Raises:
         ValueError: for labels that the model's output cannot have.
     """
-    outputs = classifier(graph)
     if len(graph.specs[graph.outputs[0]].shape) == 2:
         return outputs.check_labels(labels)
     # an output for each token or pixel
@@ -131,8 +135,8 @@ def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
             "Labels of a model with several outputs need a `loss`. Received: "
             f"{len(graph.outputs)} outputs"
         )
-    answers = check_classes(labels, graph)
     model = classifier(graph)
+    answers = check_classes(labels, graph, model)
     targets = answers[:, None] if model.is_binary else answers
     entropy = model.loss()
     return lambda outputs: entropy(targets, ops.cast(outputs[0], "float32"))

@@ -81,8 +81,8 @@ def lesions(
     _checks.positive_int(batch_size, "batch_size")
     size = min(batch_size, len(x))
     observed = Observed(model, x[:size], training=False)
-    labels = _inputs.check_classes(labels, observed.graph)
     outputs = _inputs.classifier(observed.graph)
+    labels = _inputs.check_classes(labels, observed.graph, outputs)
     units = len(observed.names)
     dropped = [(i,) for i in range(units)] if dropped is None else dropped
     sets = [tuple(int(i) for i in indices) for indices in dropped]

@@ -68,9 +68,11 @@ class Checks:
 
     def __init__(self, expected: InputRange, loss: Any = None, count: int | None = None):
         self.expected = expected
-        self.is_sparse = count is not None and classifiers.is_sparse(loss)
-        self.is_binary = count is not None and classifiers.is_binary(loss)
-        self.count = count or 0
+        #: The outputs whose labels are checked; None if no labels are.
+        self.outputs: classifiers.Outputs | None = None
+        if count is not None and (classifiers.is_sparse(loss) or classifiers.is_binary(loss)):
+            activation = "sigmoid" if classifiers.is_binary(loss) else "softmax"
+            self.outputs = classifiers.Outputs(count, activation, are_logits=True)
         #: What is wrong with the labels of a batch.
         self.problem: str | None = None
         self._is_first = True
@@ -137,62 +139,60 @@ class Checks:
             ValueError: for one-hot labels and class numbers in the place of the other, and
                 values outside the range.
         """
-        if not (self.is_sparse or self.is_binary):
+        if self.outputs is None:
             return
         try:
             labels = as_numpy(labels)
         except (TypeError, ValueError):
             return
         if labels.dtype.kind in "iufb" and labels.size:
-            self._refuse(self._wrong_shape(labels.shape))
-            self._refuse(self._wrong_values(labels.min(), labels.max()))
+            self._refuse(_wrong_shape(self.outputs, labels.shape))
+            self._refuse(_wrong_values(self.outputs, labels.min(), labels.max()))
 
     def check_shape(self, shape: Sequence[int | None]) -> None:
         """Check the shape of labels, as `check_labels` does."""
-        if self.is_sparse or self.is_binary:
-            self._refuse(self._wrong_shape(tuple(shape)))
+        if self.outputs is not None:
+            self._refuse(_wrong_shape(self.outputs, tuple(shape)))
 
     def _refuse(self, problem: str | None) -> None:
         if problem is not None:
             self.problem = problem
             raise ValueError(problem)
 
-    def _wrong_shape(self, shape: tuple[int | None, ...]) -> str | None:
-        if self.is_sparse and shape[1:] == (self.count,) and self.count > 1:
-            return (
-                "This loss takes class numbers, one per example. Received: labels of shape "
-                f"{shape}, which look one-hot. Use `labels.argmax(axis=1)`, or "
-                "keras.losses.CategoricalCrossentropy"
-            )
-        fitting = [(self.count,), ()] if self.count == 1 else [(self.count,)]
-        if self.is_binary and shape[1:] not in fitting:
-            return (
-                f"This loss takes 0 or 1 for each of the {self.count} outputs: labels of shape "
-                f"(examples, {self.count}). Received: labels of shape {shape}. For class numbers, "
-                "use keras.losses.SparseCategoricalCrossentropy(from_logits=True)"
-            )
-        return None
 
-    @property
-    def highest(self) -> int:
-        """The highest label."""
-        return self.count - 1 if self.is_sparse else 1
-
-    def _wrong_values(self, low, high) -> str | None:
-        if low >= 0 and high <= self.highest:
-            return None
-        received = f"Received: labels from {low} to {high}"
-        if self.is_binary:
-            return f"This loss takes labels from 0 to 1. {received}"
-        if self.count == 1:
-            return (
-                "A network with one output is a binary classifier: use "
-                f"keras.losses.BinaryCrossentropy(from_logits=True). {received}"
-            )
+def _wrong_shape(outputs: classifiers.Outputs, shape: tuple[int | None, ...]) -> str | None:
+    count = outputs.count
+    if outputs.looks_one_hot(shape):
         return (
-            f"The network has {self.count} classes, so labels must be 0 to {self.highest}. "
-            f"{received}"
+            "This loss takes class numbers, one per example. Received: labels of shape "
+            f"{shape}, which look one-hot. Use `labels.argmax(axis=1)`, or "
+            "keras.losses.CategoricalCrossentropy"
         )
+    # class numbers may be those of the tokens or pixels of an example
+    if outputs.activation == "sigmoid" and shape[1:] not in outputs.label_shapes:
+        return (
+            f"This loss takes 0 or 1 for each of the {count} outputs: labels of shape "
+            f"(examples, {count}). Received: labels of shape {shape}. For class numbers, "
+            "use keras.losses.SparseCategoricalCrossentropy(from_logits=True)"
+        )
+    return None
+
+
+def _wrong_values(outputs: classifiers.Outputs, low, high) -> str | None:
+    if low >= 0 and high <= outputs.highest_label:
+        return None
+    received = f"Received: labels from {low} to {high}"
+    if outputs.activation == "sigmoid":
+        return f"This loss takes labels from 0 to 1. {received}"
+    if outputs.count == 1:
+        return (
+            "A network with one output is a binary classifier: use "
+            f"keras.losses.BinaryCrossentropy(from_logits=True). {received}"
+        )
+    return (
+        f"The network has {outputs.count} classes, so labels must be 0 to "
+        f"{outputs.highest_label}. {received}"
+    )
 
 
 def _only(x: Any) -> Any:
@@ -231,8 +231,8 @@ def _watched_dataset(data: Any, checks: Checks) -> Any:
         x, labels = parts(element)
         if x is not None:
             tf.cond(i == 0, checked(checks.check_input, x[:_EXAMPLES]), nothing)
-        if labels is not None and (checks.is_sparse or checks.is_binary):
-            highest = tf.cast(checks.highest, labels.dtype)
+        if labels is not None and checks.outputs is not None:
+            highest = tf.cast(checks.outputs.highest_label, labels.dtype)
             is_wrong = tf.reduce_any((labels < 0) | (labels > highest))
             tf.cond(is_wrong, checked(checks.check_labels, labels), nothing)
         return element
