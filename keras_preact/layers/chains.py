@@ -308,17 +308,23 @@ def run_chain(chain: Iterable[keras.Layer], x, training: bool | None = None):
 
     PyTorch runs the layers one by one, and Keras 3.15 spends 80 us in the `__call__` of
     each: half the time of ResNet-110 for one image. This function skips `__call__` for
-    the layers in `_DIRECT`.
+    the layers in `_DIRECT` without hooks of PyTorch.
     """
     eager = keras.backend.backend() == "torch" and ops.is_tensor(x)
     direct = eager and training is not None and getattr(x, "_keras_mask", None) is None
     for layer in chain:
-        call = _DIRECT.get(type(layer)) if direct else None
+        call = _DIRECT.get(type(layer)) if direct and not _has_hooks(layer) else None
         if call is None or keras.backend.standardize_dtype(x.dtype) != layer.compute_dtype:
             x = layer(x, training=training)
         else:
             x = call(layer, x, training)
     return x
+
+
+def _has_hooks(layer: Any) -> bool:
+    """Whether users have added hooks to a layer, on PyTorch."""
+    forward = layer._forward_hooks or layer._forward_pre_hooks
+    return bool(forward or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 #: Layers that work without Keras' `__call__` once they are built and x has their dtype.

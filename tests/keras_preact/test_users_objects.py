@@ -280,3 +280,16 @@ def test_stacks_of_layers_with_objects_that_are_not_registered(make):
     harness.close(harness.numpy(stack(x)), y, 1e-5)
     copy = type(stack).from_config(stack.get_config())
     assert copy(x).shape == x.shape
+
+
+@pytest.mark.backend
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="hooks of PyTorch")
+def test_hooks_of_layers_inside_units():
+    unit = kp.ResidualUnit(4)
+    x = keras.ops.convert_to_tensor(harness.images(1, 4, 4, 4))
+    unit(x)
+    called = []
+    for layer in (unit.first[0], unit.rest[0], unit.rest[-1]):
+        layer.register_forward_hook(lambda layer, inputs, output: called.append(layer.name))
+    unit(x, training=False)
+    assert called == ["norm_0", "conv_1", "conv_2"]
