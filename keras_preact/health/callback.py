@@ -174,7 +174,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self._probe = Probe(model, self._watched, self.interval, self._limit)
         if state is not None:
             self._take_over(state)
-        self._left = self._until_due()
+        self._left = 0  # unknown before all callbacks have begun: one may restore the step
         if self._activations is not None and (wrong := self._activations.wrong_input()):
             self._report("input", wrong)
         if keras.backend.backend() != "torch":  # torch compiles nothing for an optimizer
@@ -231,6 +231,8 @@ class TrainingHealth(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
+        if not self._left:
+            self._left = self._until_due()
 
     def on_train_batch_begin(self, batch, logs=None):
         self._first = batch

@@ -767,6 +767,26 @@ class TestDivergence:
         assert int(model.optimizer.iterations) == 5
 
 
+@pytest.mark.backend
+@pytest.mark.parametrize("first", [False, True])
+def test_a_callback_that_restores_the_model(first, tmp_path):
+    """The records are at multiples of the interval, in whatever order the callbacks are."""
+    x, y = data(3)
+
+    def steps(epochs):
+        health = watch(2)
+        backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+        callbacks = [health, backup] if first else [backup, health]
+        model = network(SGD(0.1))
+        model.fit(
+            x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks
+        )
+        return [record.step for record in health.history]
+
+    assert steps(1) == [2]
+    assert steps(3) == [4, 6, 8]
+
+
 def fit_with(*callbacks):
     model = network(SGD(0.1), **EAGERLY)
     try:
