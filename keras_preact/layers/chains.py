@@ -137,12 +137,12 @@ class _OverAxis1(SameShape):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class LayerNormalizationOverAxis1(_OverAxis1, keras.layers.LayerNormalization):
-    pass
+    """Layer normalisation over axis 1."""
 
 
 @keras.saving.register_keras_serializable("keras_preact")
 class RMSNormalizationOverAxis1(_OverAxis1, keras.layers.RMSNormalization):
-    pass
+    """RMS normalisation over axis 1."""
 
 
 #: Replacements of Keras' layers: `OVER_AXIS_1` if the channels are second, `FASTER` if last.
