@@ -49,13 +49,13 @@ def _can_be_found(config: Any) -> bool:
 
 def arguments_of(layer: keras.Layer) -> dict[str, Any]:
     """Return the arguments of a copy of a layer in this process: its configuration, with
-    functions and initialisers by object.
+    the functions and initialisers themselves that Keras could not find again.
     """
 
     def own(key: str, value: Any) -> Any:
         kept = vars(layer).get(key)
-        by_object = isinstance(value, dict) and callable(kept)
-        return kept if by_object and not isinstance(kept, keras.Layer) else value
+        is_function = callable(kept) and not isinstance(kept, keras.Layer)
+        return kept if is_function and not _can_be_found(value) else value
 
     with _without_warnings():
         return {key: own(key, value) for key, value in layer.get_config().items()}

@@ -169,6 +169,7 @@ def like(layer: keras.Layer) -> Callable[..., keras.Layer]:
 
 
 def remade(layer_class: type[keras.Layer], config: dict, **settings) -> keras.Layer:
+    """Return a layer of this config with changed settings, as `like` makes it."""
     known = {key: value for key, value in settings.items() if key in config and value is not None}
     return layer_class.from_config(config | known)
 
