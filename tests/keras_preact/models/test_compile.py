@@ -62,7 +62,7 @@ def traced_once(model, images, **options) -> None:
         {"steps_per_execution": 2},
         {"jit_compile": True},
         {"dtype": "mixed_float16"},
-        {"optimizer": lambda: kp.optimizers.Muon(0.1)},
+        {"optimizer": "Muon"},
     ],
     ids=str,
 )
@@ -73,7 +73,7 @@ def test_tensorflow_traces_a_step_once(options):
     }
     of_network = {key: options[key] for key in options if key in ("stacked", "dtype")}
     network = kp.create_model("digits_resnet8_preact", **of_network)
-    optimizer = options.get("optimizer", lambda: kp.optimizers.CoupledSGD(0.1))()
+    optimizer = getattr(kp.optimizers, options.get("optimizer", "CoupledSGD"))(0.1)
     network.compile(optimizer, LOSS, **of_compile)
     traced_once(network, np.zeros((4, 8, 8, 1), "float32"))
 
