@@ -324,11 +324,7 @@ class LayerStack(HoldsLayers):
             y = y + slices["added"] if "added" in slices else y
             return y, [y] if return_outputs else []
 
-        added = (
-            {}
-            if perturbations is None
-            else {"added": ops.convert_to_tensor(perturbations, x.dtype)}
-        )
+        added = _added(perturbations, x.dtype)
         outputs = [keras.KerasTensor(x.shape, x.dtype)] if return_outputs else []
         y, collected = self.run(step, x, added, outputs, training=training, mask=mask)
         return collected[0] if return_outputs else y
@@ -667,11 +663,7 @@ class UnitStack(LayerStack):
                 trace = trace._replace(output=trace.output + slices["added"])
             return trace.output, look(trace)
 
-        slices = (
-            {}
-            if perturbations is None
-            else {"added": ops.convert_to_tensor(perturbations, x.dtype)}
-        )
+        slices = _added(perturbations, x.dtype)
         if residual_scale is not None:
             slices["scale"] = ops.convert_to_tensor(residual_scale)
         return self.run(step, x, slices, python_loop=True, training=training)[1]

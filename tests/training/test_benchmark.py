@@ -142,7 +142,7 @@ for turn, line in enumerate(sys.stdin):
 
     monkeypatch.setattr(subprocess, "Popen", pretend)
     names = ("a", "hangs", "broken")
-    question = Step(resident=True, rounds=3, limit=5)
+    question = Step(resident=True, rounds=3, limit=15)
     outcomes = measured(question, [Candidate("torch", name) for name in names])
     notes = (tmp_path / "notes").read_text().splitlines()
     assert sorted(notes[:2]) == ["ready a", "ready hangs"]
@@ -151,7 +151,7 @@ for turn, line in enumerate(sys.stdin):
     assert a == [0, 1, 2]
     assert {(each.round, each.label): each.problem for each in outcomes if each.problem} == {
         (1, "torch/broken"): "failed: it does not compile",
-        (2, "torch/hangs"): "over 5 s",
+        (2, "torch/hangs"): "over 15 s",
     }
     assert len(begun) == 3
     assert all(process.poll() is not None for process in begun)
