@@ -11,7 +11,8 @@ from unittest import mock
 
 import tyro
 
-from training import console, train
+from training.cli import console
+from training.commands import train
 
 
 def code(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 training`.
 """
 
-from .console import main
+from .cli.console import main
 
 if __name__ == "__main__":
     main()

@@ -3,8 +3,10 @@ of the memory in use.
 """
 
 import contextlib
+import functools
 import os
 import platform
+import subprocess
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -201,3 +203,30 @@ def versions(*packages: str) -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
     return installed
+
+
+@functools.cache
+def code() -> dict[str, Any]:
+    """Return the git `commit` of this code, None if it is unknown, and whether the code
+    was `modified` since.
+    """
+
+    file = Path(__file__).resolve()  # a link to the package is in no repository
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(file.parents[1]), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        if not git("ls-files", "--", str(file)):  # installed inside another repository
+            return {"commit": None, "modified": False}
+        changes = git(
+            "status", "--porcelain", "--untracked-files=no", "--", "keras_preact", "training"
+        )
+        return {"commit": git("rev-parse", "HEAD"), "modified": bool(changes)}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "modified": False}

@@ -2,6 +2,7 @@
 train`.
 """
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Collection, Mapping
@@ -10,13 +11,30 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .cli import UserError, read_option
+from .errors import UserError
 
 #: Fields of `Model` that say where a network starts. They are not arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
 
 #: Prefixes of the names of data sets of TensorFlow Datasets and Hugging Face.
 TFDS, HUGGING_FACE = "tfds:", "hf:"
+
+
+def read_option(text: str) -> tuple[str, Any]:
+    """Return name and value of `NAME=VALUE`. The value is a number, a bool, None or the
+    text itself.
+    """
+    name, _, value = text.partition("=")
+    if not value:
+        raise UserError(f"Options are written NAME=VALUE. Received: {text}")
+    words = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        return name, words[value.lower()]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return name, kind(value)
+    return name, value
+
 
 # Names of the library's tables, written here because importing the library takes seconds and
 # `--help` should not.
@@ -296,35 +314,6 @@ class Config:
     def iterations(self, length: float, steps_per_epoch: int) -> int:
         """Turn a length in the schedule's unit into iterations."""
         return round(length * (steps_per_epoch if self.schedule.unit == "epochs" else 1))
-
-
-def functions(config: Config) -> list[str]:
-    """Return the functions of a person that a configuration names, each as
-    MODULE:FUNCTION.
-    """
-    return [*([config.data.name] if config.data.is_function else []), *config.callbacks]
-
-
-def trust(functions: typing.Sequence[str], file: Path, command: str, is_trusted: bool) -> None:
-    """Check that code may run that a file names, since the file may come from somebody else.
-
-    Args:
-        functions: Functions that the file names, each as MODULE:FUNCTION.
-        file: The file, for the error.
-        command: Command with `--trust`, for the error.
-        is_trusted: Whether a person trusts the file.
-
-    Raises:
-        UserError: if a person has to decide.
-    """
-    if functions and not is_trusted:
-        names = ", ".join(functions)
-        modules = ", ".join(dict.fromkeys(name.partition(":")[0] for name in functions))
-        raise UserError(
-            f"{file} names the function{'s' * (len(functions) > 1)} {names}, and this command "
-            f"would run the code of {modules}. If the file is yours, or you trust whoever wrote "
-            f"it: {command}"
-        )
 
 
 T = typing.TypeVar("T")

@@ -26,7 +26,7 @@ import benchmarks
 
 import keras_preact as kp
 from keras_preact.models.registry import TRAINED
-from training.console import COMMANDS
+from training.cli.console import COMMANDS
 from training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]

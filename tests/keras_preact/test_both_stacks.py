@@ -123,7 +123,7 @@ def folded(model):
 
 
 def multiply_adds(model):
-    from training.estimates import multiply_adds
+    from training.run.estimates import multiply_adds
 
     return {"products": multiply_adds(model, keras.KerasTensor((1, *X.shape[1:]), "float32"))}
 

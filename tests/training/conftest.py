@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.training.commands import EVERYTHING, RUN, run_train
-from training import train
+from tests.training.calls import EVERYTHING, RUN, run_train
+from training.commands import train
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,12 @@ from pathlib import Path
 import keras
 import pytest
 
-from tests.training.commands import error_of, words
-from training import cli
+from tests.training.calls import error_of, words
 from training.benchmark import __main__ as command
 from training.benchmark import candidates, child, report, rounds
 from training.benchmark.candidates import Candidate
 from training.benchmark.questions import Step
+from training.errors import UserError
 
 BACKEND = keras.backend.backend()
 
@@ -75,7 +75,7 @@ def test_candidates_take_turns(monkeypatch):
     }
     # a user error stops the run
     monkeypatch.setattr(rounds, "_child", lambda *_: (2, "", "a note\nerror: no such remat\n"))
-    with pytest.raises(cli.UserError, match=r"^jax/a: no such remat$"):
+    with pytest.raises(UserError, match=r"^jax/a: no such remat$"):
         measured(Step(), found[:1])
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.training.commands import ROOT, finish, start
+from tests.training.calls import ROOT, finish, start
 
 NOTES = (
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"

@@ -14,7 +14,7 @@ import pytest
 
 from keras_preact.distribution import environment
 from tests.keras_preact.distribution.processes import addresses
-from tests.training.commands import (
+from tests.training.calls import (
     ROOT,
     TINY,
     assert_same_weights,
@@ -23,7 +23,7 @@ from tests.training.commands import (
     start,
     weights,
 )
-from training import histories
+from training.directory import histories
 
 LAUNCH = ROOT / "training" / "launch"
 VARIABLES = (environment.ADDRESSES, environment.PROCESSES, environment.PROCESS)

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 import keras_preact as kp
-from training import plans
 from training.config import Data, Model
 from training.data.pipelines import AUGMENTATIONS
 from training.data.sources import SOURCES
 from training.recipes import RECIPES
+from training.run import plans
 
 #: Appendix of arXiv 1603.05027. All weights are decayed.
 PAPER_OPTIMIZER = {

@@ -12,7 +12,8 @@ from typing import Any
 import keras_preact as kp
 from keras_preact.models.registry import MODELS
 
-from ..cli import UserError, lookup, read_option
+from ..config import read_option
+from ..errors import UserError, lookup
 from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")

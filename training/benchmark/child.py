@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import keras
 
-from .. import backends, children, cli
+from .. import backends, children
+from ..errors import checking
 from . import candidates, subjects
 from .candidates import Candidate
 from .questions import QUESTIONS, Question
@@ -27,7 +28,7 @@ def measure(question: Question, candidate: Candidate) -> Iterator[dict]:
     question = dataclasses.replace(question, **settings)
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(question.dtype)
-    with cli.checking():
+    with checking():
         build_seconds, subject = subjects.timed(lambda: subjects.make(candidate, question))
     packages = ["keras-preact", "keras", "numpy", keras.backend.backend()]
     peer = candidates.PEERS.get(candidate.name)

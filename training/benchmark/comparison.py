@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import backends, cli, runs
+from .. import backends, disk
+from ..errors import UserError, check_positive, lookup
 from . import candidates, report, rounds
 from .candidates import Candidate
 from .questions import Question
@@ -81,22 +82,20 @@ def _report(
     print(_heading(question, content))
     print(report.table(question.columns, summary, baselines, remarks(summary, outcomes)))
     if question.output is not None:
-        runs.write_json(question.output, content)
+        disk.write_json(question.output, content)
         print(f"Written: {question.output}")
     return content
 
 
 def _check(question: Question) -> None:
     if not question.models or not question.backends:
-        raise cli.UserError("Give at least one of --models and --backends.")
+        raise UserError("Give at least one of --models and --backends.")
     numbers = ("rounds", "steps", "warmup", "batch", "image_size")
-    cli.check_positive(**{name: getattr(question, name) for name in numbers})
+    check_positive(**{name: getattr(question, name) for name in numbers})
     if not 0 < question.limit < math.inf:
-        raise cli.UserError(
-            f"--limit must be a positive number of seconds. Received: {question.limit}"
-        )
+        raise UserError(f"--limit must be a positive number of seconds. Received: {question.limit}")
     if question.output is not None and not question.output.parent.is_dir():
-        raise cli.UserError(f"--output: there is no directory {question.output.parent}")
+        raise UserError(f"--output: there is no directory {question.output.parent}")
 
 
 def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, str]:
@@ -110,7 +109,7 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
     backend, slash, network = baseline.rpartition("/")
     baselines = {row.label: f"{backend if slash else row.backend}/{network}" for row in rows}
     if not set(baselines.values()) <= labels.keys():
-        cli.lookup(labels, baseline, "--baseline")  # raises an error that names the candidates
+        lookup(labels, baseline, "--baseline")  # raises an error that names the candidates
     return baselines
 
 

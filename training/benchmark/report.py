@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..terminal import lines
+from ..cli.terminal import lines
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from .. import children
-from ..cli import UserError
+from ..errors import UserError
 from .candidates import Candidate
 from .questions import Question
 

@@ -13,7 +13,7 @@ import numpy as np
 import keras_preact as kp
 
 from .. import backends
-from ..cli import UserError
+from ..errors import UserError
 from . import candidates
 
 Step = Callable[[], Any]

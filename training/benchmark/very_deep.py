@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from .. import backends, cli, runs
+from .. import backends, disk
 from ..config import Data
+from ..errors import check_positive, checking
 
 #: Name of a network to its default number of layers and learning rate.
 NETWORKS = {"preact": (10_001, 0.01), "released": (10_001, 0.01), "vanilla": (10_000, 0.001)}
@@ -65,14 +66,14 @@ def run(
 
     import keras_preact as kp
 
-    cli.check_positive(batch=batch, steps=steps)
+    check_positive(batch=batch, steps=steps)
     usual_layers, usual_rate = NETWORKS[network]
     rate = usual_rate if learning_rate is None else learning_rate
     keras.utils.set_random_seed(seed)
     images, labels = _digits(batch, seed)
 
     start = time.perf_counter()
-    with cli.checking():
+    with checking():
         model = _build(network, usual_layers if layers is None else layers, width, remat or False)
     model.compile(
         kp.optimizers.CoupledSGD(rate, coupled_weight_decay=0.0),
@@ -113,7 +114,7 @@ def run(
         f"{losses[-1]:.4f}"
     )
     if output is not None:
-        runs.write_json(output, result)
+        disk.write_json(output, result)
         print(f"Written: {output}")
 
 

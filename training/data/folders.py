@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_preact.backend import tf_data
 
-from ..cli import UserError, command
+from ..errors import UserError, command
 from .readers import Files
 
 #: Endings of the files that are read, and Pillow's names of their formats. MPO: a JPEG file with

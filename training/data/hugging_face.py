@@ -9,8 +9,8 @@ import numpy as np
 
 from keras_preact.preprocessing import PREPROCESSING
 
-from ..cli import UserError, reading
 from ..config import HUGGING_FACE, Data
+from ..errors import UserError, reading
 from .image_data import ImageData, as_it_is, held_out_mask
 from .readers import Rows
 

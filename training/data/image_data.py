@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_preact.preprocessing import Preprocessing
 
-from ..cli import UserError
 from ..config import Data
+from ..errors import UserError
 from . import folders
 from .pixels import mean_and_std
 from .readers import LABELS, Arrays, Files, Reader

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from ..cli import UserError
+from ..errors import UserError
 from . import order
 
 #: Shares of mixup are whole multiples of 1 / STEPS, so that products with bytes, and their sums,

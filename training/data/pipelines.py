@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_preact.backend import tf_data
 
-from ..cli import UserError
+from ..errors import UserError
 from . import crops, images, order, resident
 from .finishing import finished
 from .image_data import ImageData

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from ..cli import UserError
+from ..errors import UserError
 from . import order
 
 #: Largest magnitude, the end of AutoAugment's ranges.

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_preact.backend import tf_data
 
-from ..cli import UserError
+from ..errors import UserError
 from .order import SHARDS, Order
 
 #: Number of undecoded records in memory from which the next one is drawn.

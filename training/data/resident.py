@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from ..cli import UserError
+from ..errors import UserError
 from . import crops
 
 

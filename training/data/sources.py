@@ -12,8 +12,9 @@ import numpy as np
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
-from ..cli import UserError, check_utf8, function_of_user, nearest, reading, users_code
 from ..config import HUGGING_FACE, TFDS, Data
+from ..errors import UserError, check_utf8, nearest, reading
+from ..functions import function_of_user, users_code
 from . import folders, hugging_face
 from .image_data import ImageData, as_it_is, held_out, held_out_mask
 from .readers import Arrays, Fake, Files, Records

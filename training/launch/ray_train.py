@@ -17,6 +17,7 @@ from pathlib import Path
 import tyro
 
 from .. import cli
+from ..errors import UserError
 
 
 def launch(
@@ -48,7 +49,7 @@ def launch(
         from ray import train
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
     except ImportError as error:
-        raise cli.UserError(
+        raise UserError(
             f'training.launch.ray_train needs Ray: pip install "ray[train]". ({error})'
         ) from error
 
@@ -82,7 +83,7 @@ def train_in_worker(config: dict) -> int:
     Raises:
         RuntimeError: for any other status; Ray then restarts the processes.
     """
-    from .. import train  # not before: it reads KERAS_BACKEND
+    from ..commands import train  # not before: it reads KERAS_BACKEND
 
     try:
         train.main(config["argv"])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import children, cli
+from ..errors import UserError, check_positive, nearest
 from . import results
 from .depth import depth
 from .results import RESULTS
@@ -84,7 +85,7 @@ def train(options: Options, tables: Sequence[str]) -> None:
         KeyboardInterrupt: after SIGINT, when the run has saved its state.
         SystemExit: with status 75 after SIGTERM.
     """
-    cli.check_positive(seeds=options.seeds, together=options.together, parallel=options.parallel)
+    check_positive(seeds=options.seeds, together=options.together, parallel=options.parallel)
     if options.smoke:
         smoke = options.work / "smoke"
         options = dataclasses.replace(options, output=smoke / "results", work=smoke / "runs")
@@ -100,7 +101,7 @@ def train(options: Options, tables: Sequence[str]) -> None:
         if status
     ]
     if failed:
-        raise cli.UserError(
+        raise UserError(
             f"{len(failed)} of {len(missing)} runs failed: {'; '.join(failed)}. Their messages are "
             "above."
         )
@@ -127,7 +128,7 @@ def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
         ] or [row.trial.name for row in rows if name in row.label or name in row.trial.name]
         if not matches:
             known = dict.fromkeys(row.trial.name.partition("/")[2] for row in rows)
-            raise cli.UserError(f"Unknown row: {name!r}. {cli.nearest(name, known)}")
+            raise UserError(f"Unknown row: {name!r}. {nearest(name, known)}")
         wanted.update(matches)
     trials = {row.trial.name: row.trial for row in rows if row.trial.name in wanted}
     return list(trials.values())
@@ -138,7 +139,7 @@ def _statuses(runs: Sequence[tuple[str, int]], options: Options) -> list[int]:
     them at a time, and return their exit statuses. The processes receive SIGINT and
     SIGTERM too; when they have saved their states, this process stops as well.
     """
-    from ..signals import PREEMPTED
+    from ..run.signals import PREEMPTED
 
     variables = {
         # the runs of a trial compile the same functions

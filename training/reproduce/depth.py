@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import children, cli, runs
-from ..cli import UserError, reading
-from ..terminal import markdown
+from .. import backends, children, disk
+from ..cli.terminal import markdown
+from ..errors import UserError, command, reading
 from .profiles import FORMAT, NETWORKS, Name, settings_of
 from .results import RESULTS
 
@@ -67,7 +67,7 @@ def depth(
         layers, networks = layers[:2], networks[:2]
     folder = output / "depth"
     jobs = _missing(folder, networks, layers, batch, seed)
-    runs.make(folder)
+    disk.make(folder)
     failed = []
     for file, settings in jobs.items():
         try:
@@ -76,7 +76,7 @@ def depth(
             failed.append(file.stem)
             print(f"{file.stem}: {error}", file=sys.stderr, flush=True)
         else:
-            runs.write_json(file, record | {"code": runs.code()}, indent=None)
+            disk.write_json(file, record | {"code": backends.code()}, indent=None)
             growth, ratio, *cost = _figures(record)
             figures = [f"activations x {growth}", f"gradients x {ratio} on the way back", *cost]
             print(f"{file.stem}: {', '.join(figures)}", flush=True)
@@ -176,7 +176,7 @@ def about(records: Sequence[Mapping[str, Any]]) -> str:
     settings = records[0]["settings"]
     arguments = settings["arguments"]
     return (
-        f"`{cli.command('reproduce')} depth`. Networks of {arguments['block']} units with "
+        f"`{command('reproduce')} depth`. Networks of {arguments['block']} units with "
         f"{fractions.Fraction(arguments['width_factor'])} of the channels, on "
         f"{settings['batch']} images of {settings['data']}, seed {settings['seed']}. Other widths, "
         "units and batches have other ratios, and may order the networks differently."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .. import backends, children, runs
+from .. import backends, children, disk
 from ..config import Data
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def profile(signals: "Propagation") -> dict[str, Any]:
             "gradient_norm": gradient[kept],
         },
     }
-    return runs.plain(record, digits=6)
+    return disk.plain(record, digits=6)
 
 
 if __name__ == "__main__":

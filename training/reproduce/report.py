@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .. import cli, runs
-from ..terminal import duration, markdown
+from .. import disk
+from ..cli.terminal import duration, markdown
+from ..errors import command, missing_packages
 from . import depth, pictures, results
 from .pictures import Groups
 from .results import RESULTS, Record, Setting, by_setting
@@ -60,9 +61,9 @@ def report(output: Path = RESULTS) -> None:
     records = results.read(output)
     groups = results.groups(records)
     signals = depth.read(output)
-    runs.make(output)
+    disk.make(output)
     written = []
-    with cli.missing_packages():
+    with missing_packages():
         text = "\n\n".join(_parts(groups, signals))
         drawings: dict[str, tuple[Callable, tuple]] = {
             name: (pictures.curves, (figure, groups))
@@ -72,10 +73,10 @@ def report(output: Path = RESULTS) -> None:
         if signals:
             drawings["depth"] = depth.figure, (signals,)
         for name, (draw, arguments) in drawings.items():
-            with runs.replacing(output / f"{name}.png") as temporary:
+            with disk.replacing(output / f"{name}.png") as temporary:
                 draw(*arguments, temporary)
             written.append(output / f"{name}.png")
-    with runs.replacing(output / "README.md") as temporary:
+    with disk.replacing(output / "README.md") as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
     written.append(output / "README.md")
     print(f"{len(records)} runs of {len(groups)} trials. Written: {', '.join(map(str, written))}")
@@ -85,7 +86,7 @@ def _parts(groups: Groups, signals: Sequence[dict]) -> list[str]:
     """Return the paragraphs of the page."""
     parts = [
         "# Results",
-        f"Our results beside the published numbers. `{cli.command('reproduce')} report` "
+        f"Our results beside the published numbers. `{command('reproduce')} report` "
         "writes this page from the files in this folder, one per run.",
     ]
     missing = []
@@ -104,9 +105,9 @@ def _parts(groups: Groups, signals: Sequence[dict]) -> list[str]:
 
 def _section(name: str, table: Table, groups: Groups) -> list[str]:
     # the tables on digits have one command
-    command = "digits" if name.startswith("digits") else name.replace("_", "-")
+    argument = "digits" if name.startswith("digits") else name.replace("_", "-")
     parts = [
-        f"`{cli.command('reproduce', command)}`. {table.about}".strip(),
+        f"`{command('reproduce', argument)}`. {table.about}".strip(),
         table_text(table, groups),
         _made_on([record for row in table.rows for record in groups.get(row.trial.name, ())]),
     ]

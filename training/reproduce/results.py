@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import backends, histories, runs
-from ..cli import UserError, reading
+from .. import backends, disk
 from ..config import Config, differences, from_json
+from ..directory import histories, runs
+from ..errors import UserError, reading
 
 RESULTS = Path("results")
 #: Folder of the run directories.
@@ -157,8 +158,8 @@ def write(folder: Path, record: Record) -> Path:
     finite, 7 digits.
     """
     target = path(folder, record.trial, record.seed)
-    runs.make(target.parent)
-    runs.write_json(target, runs.plain(record, digits=7), indent=None)
+    disk.make(target.parent)
+    disk.write_json(target, disk.plain(record, digits=7), indent=None)
     return target
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import keras_preact as kp
 
 from .. import recipes
+from ..commands.evaluate import Views
 from ..config import Checkpoint, Config, Data, Model, Optimizer, Schedule
-from ..evaluate import Views
 
 #: Measurements of the test set in a run.
 MEASUREMENTS = 64

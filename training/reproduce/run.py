@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from .. import backends, cli, runs
+from .. import backends, cli, disk
 from ..config import from_json
 from . import results
 from .results import RESULTS, WORK
@@ -51,10 +51,10 @@ def train(name: str, seed: int, options: Options) -> None:
     """
     import keras
 
-    from .. import fit
-    from ..callbacks import Diverged
-    from ..evaluate import evaluate
-    from ..train import started
+    from ..commands.evaluate import evaluate
+    from ..commands.train import started
+    from ..run import fit
+    from ..run.callbacks import Diverged
     from . import rows
 
     on_cpu = backends.device() == "CPU"
@@ -69,7 +69,7 @@ def train(name: str, seed: int, options: Options) -> None:
         smoke=options.smoke,
     )
     folder, run = options.output, options.work / name / f"seed-{seed}"
-    runs.make(run.parent)
+    disk.make(run.parent)
     config = dataclasses.replace(config, output=run, resume=True)
     log = run.with_suffix(".log")
     what = f"{name}, seed {seed}"

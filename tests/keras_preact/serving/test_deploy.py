@@ -13,7 +13,7 @@ from keras_preact.serving.__main__ import END_SECONDS
 from keras_preact.serving.__main__ import settings as server_settings
 from keras_preact.serving.app import create_app
 from keras_preact.serving.settings import TOKEN_VARIABLE, Settings
-from tests.training.commands import ROOT
+from tests.training.calls import ROOT
 
 DEPLOY = ROOT / "keras_preact" / "serving" / "deploy"
 #: Seconds from SIGTERM until the project's server is gone, whatever happens.

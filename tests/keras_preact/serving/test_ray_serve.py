@@ -17,7 +17,7 @@ import pytest
 
 from keras_preact.serving.settings import Settings
 from tests.keras_preact.serving import server_process as client
-from tests.training.commands import ROOT, finish
+from tests.training.calls import ROOT, finish
 
 MODULE = "keras_preact.serving.ray_serve"
 needs_ray = pytest.mark.skipif(

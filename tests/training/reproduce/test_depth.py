@@ -8,7 +8,7 @@ import os
 import numpy as np
 
 import keras_preact as kp
-from tests.training.commands import error_of, words
+from tests.training.calls import error_of, words
 from training import cli
 from training.reproduce import depth, profiles
 

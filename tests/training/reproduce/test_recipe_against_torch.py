@@ -18,9 +18,9 @@ from keras.src.backend.common import dtypes
 
 import keras_preact as kp
 from tests.keras_preact import harness
-from training import networks, plans
 from training.data import crops
 from training.recipes import RECIPES
+from training.run import networks, plans
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.training.reproduce.records import record, write
-from training.cli import UserError
+from training.errors import UserError
 from training.reproduce import pictures, results
 from training.reproduce.report import difference, report
 from training.reproduce.rows import TABLES

@@ -9,10 +9,10 @@ from pathlib import Path
 import keras
 import pytest
 
-from tests.training import commands
+from tests.training import calls
 from training import children, imports
-from training.cli import UserError
 from training.config import from_json
+from training.errors import UserError
 from training.reproduce import __main__ as main
 from training.reproduce import results, rows
 from training.reproduce.run import Options
@@ -64,7 +64,7 @@ def train(tmp_path, monkeypatch):
             return next(waiting)
 
         monkeypatch.setattr(children, "start", start)
-        main.main(["digits", *commands.words(options)])
+        main.main(["digits", *calls.words(options)])
 
     train.started = []
     return train
@@ -94,7 +94,7 @@ def test_only_missing_runs_are_trained(train, tmp_path, capsys):
 
 def test_a_run_that_fails_does_not_stop_the_others(train, capsys):
     words = "--rows resnet110-original --seeds 2"
-    error = commands.error_of(capsys, lambda: train(Child(2), Child(0), options=words))
+    error = calls.error_of(capsys, lambda: train(Child(2), Child(0), options=words))
     assert "1 of 2 runs failed: digits/resnet110-original, seed 0." in error
     assert started(train) == [(TRIAL, 0), (TRIAL, 1)]
 
@@ -135,8 +135,8 @@ def test_all_runs_receive_a_signal(train):
 def test_a_real_run(tmp_path):
     """In processes of its own; the notes of TensorFlow are left out of both."""
     words = "reproduce first-paper --rows resnet20-original --seeds 1 --smoke"
-    process = commands.start("-m", "training", *words.split(), cwd=tmp_path)
-    status, out, err = commands.finish(process)
+    process = calls.start("-m", "training", *words.split(), cwd=tmp_path)
+    status, out, err = calls.finish(process)
     assert status == 0, err
     assert not re.search(imports.NOTES, err)
     (record,) = results.read(tmp_path / "runs/reproduce/smoke/results")
@@ -155,7 +155,7 @@ def test_a_real_run(tmp_path):
     ],
 )
 def test_mistakes(options, message, capsys):
-    assert message in commands.error_of(capsys, main.main, commands.words(options))
+    assert message in calls.error_of(capsys, main.main, calls.words(options))
 
 
 def test_rows_are_chosen_by_label_name_or_part():

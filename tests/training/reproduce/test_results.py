@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.training.reproduce.records import record
-from training.cli import UserError
+from training.errors import UserError
 from training.reproduce import results
 
 TRIAL, OTHER = "cifar10/resnet110-original", "cifar10/resnet110-full_preactivation"

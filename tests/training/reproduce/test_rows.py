@@ -9,8 +9,8 @@ import pytest
 
 import keras_preact as kp
 from tests.training import images as pictures
-from training import networks, plans
 from training.reproduce import rows
+from training.run import networks, plans
 
 #: Name of a table to the published table, its recipe, and the number of its rows, counted in the
 #: paper.

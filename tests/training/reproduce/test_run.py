@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from tests.training.commands import run_evaluate
-from training import histories
-from training.cli import UserError
+from tests.training.calls import run_evaluate
 from training.config import Config, Data, Model, Optimizer, Schedule
 from training.data import load
+from training.directory import histories
+from training.errors import UserError
 from training.reproduce import results, rows, run
 
 

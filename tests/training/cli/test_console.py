@@ -1,0 +1,115 @@
+"""The command `keras-preact`: its table, its help texts and its errors."""
+
+import contextlib
+import functools
+import io
+import os
+import re
+import shlex
+import sys
+
+import pytest
+
+from tests.training.calls import ROOT, error_of, finish, start
+from training import cli, recipes
+from training.benchmark import __main__ as benchmark
+from training.cli import console
+from training.reproduce import __main__ as reproduce
+
+#: Commands with a name as their first argument, to the possible names.
+SECOND = {
+    "train": recipes.RECIPES,
+    "reproduce": reproduce.COMMANDS,
+    "benchmark": benchmark.COMMANDS,
+}
+HELPS = [[name] for name in console.COMMANDS] + [
+    [name, second] for name, table in SECOND.items() for second in table
+]
+
+
+@functools.cache
+def help_of(*names: str) -> str:
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
+        console.main([*names, "--help"])
+    return written.getvalue()
+
+
+def test_every_command_has_a_help_with_its_examples_and_their_options(capsys):
+    console.main([])
+    listed = capsys.readouterr().out
+    assert all(command.about in listed for command in console.COMMANDS.values())
+    for names in HELPS:
+        text = help_of(*names)
+        assert text.startswith(f"usage: keras-preact {' '.join(names)} ")
+        assert all(f"  keras-preact {line}" in text for line in console.COMMANDS[names[0]].examples)
+    for example in (line for command in console.COMMANDS.values() for line in command.examples):
+        words = shlex.split(example)
+        names = words[: 2 if words[0] in SECOND and not words[1].startswith("-") else 1]
+        assert len(names) == 1 or names[1] in SECOND[names[0]]
+        for option in (word for word in words if word.startswith("--")):
+            assert re.search(rf"{option}\b", help_of(*names)), example
+
+
+@pytest.mark.process
+def test_help_and_errors_are_fast_because_nothing_large_is_loaded(tmp_path):
+    heavy = {"keras", "tensorflow", "jax", "torch", "matplotlib", "sklearn", "scipy"}
+    commands = [["trian"], [], ["--version"], *([*names, "--help"] for names in HELPS)]
+    code = (
+        "import sys\nfrom training import console\n"
+        f"for arguments in {commands}:\n"
+        "    try:\n        console.main(arguments)\n    except SystemExit:\n        pass\n"
+        f"print(sorted({{name.partition('.')[0] for name in sys.modules}} & {heavy}))"
+    )
+    status, out, err = finish(start("-c", code, cwd=tmp_path))
+    assert status == 0, err
+    assert out.splitlines()[-1] == "[]"
+
+
+@pytest.mark.process
+def test_installed_package_has_the_same_commands(tmp_path):
+    """The wheel has training/ under another name."""
+    (tmp_path / "keras_preact_training").symlink_to(ROOT / "training")
+    process = start("-m", "keras_preact_training", "train", "digits", "--help", cwd=tmp_path)
+    status, out, err = finish(process)
+    assert status == 0, err
+    assert out.startswith("usage: keras-preact train digits ")
+
+
+def test_unknown_command(capsys):
+    assert "Did you mean 'train'?" in error_of(capsys, console.main, ["trian", "digits"])
+
+
+def test_arguments_reach_the_command_and_verbose_too(capsys):
+    with pytest.raises(SystemExit) as ended:
+        console.main(["--verbose", "predict", "nowhere/m", "image.png", "--top", "2"])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert "no exported model nowhere/m" in err.splitlines()[-1]
+
+
+def test_a_command_without_its_package(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    message = error_of(capsys, console.main, ["train", "digits"])
+    assert message.endswith("tyro, which is not installed: pip install 'keras-preact[training]'\n")
+
+
+@pytest.mark.parametrize("name", [None, "training.nothing", "matplot"])
+def test_other_missing_modules_are_errors_of_the_program(name):
+    def fail():
+        raise ModuleNotFoundError("No module", name=name)
+
+    with pytest.raises(ModuleNotFoundError):
+        cli.guard(fail)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
+def test_tensorflow_has_its_fast_kernels_unless_switched_off(monkeypatch, before, after):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "")  # so that it is reset at the end
+    if before is None:
+        monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
+    else:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", before)
+    console.main(["--version"])
+    assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == after

@@ -1,0 +1,287 @@
+"""Evaluation: its figures against hand-computed ones, and its files against the data
+and the network.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_preact as kp
+from keras_preact.models import registry
+from tests.training.calls import files, run_evaluate
+from training import cli
+from training.commands import corruptions
+from training.commands import export as export_command
+from training.commands.evaluate import measure, report
+from training.config import Data
+from training.data import load
+from training.errors import UserError
+
+
+def scores(rows) -> np.ndarray:
+    return np.array(rows, "float32")
+
+
+class TestMeasure:
+    #: Two images of class a, two of b, none of c; the second a is classified as b.
+    LOGITS = scores([[2, 1, 0], [1, 3, 0], [0, 1, 0], [-1, 0, -2]])
+    LABELS = np.array([0, 0, 1, 1])
+
+    def test_by_hand(self):
+        metrics = measure(self.LOGITS, self.LABELS, ["a", "b", "c"])
+        assert metrics["images"] == 4
+        assert (metrics["accuracy"], metrics["error"]) == (0.75, 0.25)
+        assert metrics["confusion_matrix"] == [[1, 1, 0], [0, 2, 0], [0, 0, 0]]
+        names = ("precision", "recall", "f1", "images")
+        for name, row in {
+            "a": (1, 1 / 2, 2 / 3, 2),
+            "b": (2 / 3, 1, 4 / 5, 2),
+            "c": (0,) * 4,
+        }.items():
+            expected = dict(zip(names, row, strict=True))
+            assert metrics["per_class"][name] == pytest.approx(expected)
+
+    def test_loss_is_the_mean_cross_entropy_in_nats(self):
+        exponentials = np.exp(self.LOGITS.astype("float64"))
+        probabilities = exponentials[np.arange(4), self.LABELS] / exponentials.sum(axis=1)
+        loss = measure(self.LOGITS, self.LABELS, ["a", "b", "c"])["loss"]
+        assert loss == pytest.approx(-np.log(probabilities).mean(), rel=1e-12)
+        # e^1000 overflows. The first image is right with a loss of 0, the second has 2000 nats
+        large = scores([[1000, -1000], [1000, -1000]])
+        assert measure(large, np.array([0, 1]), ["a", "b"])["loss"] == 1000
+
+    def test_calibration_error(self):
+        random = np.random.default_rng(0)
+        logits, labels = 2 * random.normal(size=(500, 3)), random.integers(0, 3, 500)
+        shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        want = 0.0
+        for i in range(15):  # as in Eq. 3 of arXiv 1706.04599
+            inside = (shares.max(1) > i / 15) & (shares.max(1) <= (i + 1) / 15)
+            if inside.any():
+                accuracy = (shares.argmax(1) == labels)[inside].mean()
+                want += inside.mean() * abs(accuracy - shares.max(1)[inside].mean())
+        got = measure(logits, labels, ["a", "b", "c"])["calibration_error"]
+        assert got == pytest.approx(want, rel=1e-9)
+        assert want > 0.1
+        certain = scores([[1000, 0], [0, 1000]])  # confidence 1: no error if right, 1 if wrong
+        assert measure(certain, np.array([0, 1]), ["a", "b"])["calibration_error"] == 0
+        assert measure(certain, np.array([1, 0]), ["a", "b"])["calibration_error"] == 1
+
+    @pytest.mark.parametrize(("right", "images"), [(0, 5), (3, 4), (356, 360), (5, 5)])
+    def test_accuracy_interval(self, right, images):
+        """Its ends are the accuracies p from which the measured accuracy is 1.96 deviations
+        away: (accuracy - p)^2 = 1.96^2 p (1 - p) / images.
+        """
+        logits = scores([[1, 0]] * right + [[0, 1]] * (images - right))
+        got = measure(logits, np.zeros(images, int), ["a", "b"])["accuracy_interval"]
+        accuracy, square = right / images, 1.959964**2 / images
+        ends = np.roots([1 + square, -2 * accuracy - square, accuracy**2])
+        assert got == pytest.approx(sorted(ends), abs=1e-6)
+
+    def test_top5(self):
+        logits = scores([[7, 6, 5, 4, 3, 2, 1]] * 4)
+        # the true class has rank 1, 5, 6 and 7
+        metrics = measure(logits, np.array([0, 4, 5, 6]), list("abcdefg"))
+        assert (metrics["top5_accuracy"], metrics["accuracy"]) == (0.5, 0.25)
+        assert "top5_accuracy" not in measure(logits[:1, :5], np.array([0]), list("abcde"))
+
+    @pytest.mark.parametrize("value", [np.nan, -np.inf])
+    def test_outputs_that_are_not_finite(self, value):
+        logits = self.LOGITS.copy()
+        logits[2, 0] = value
+        with pytest.raises(UserError, match="not finite"):
+            measure(logits, self.LABELS, ["a", "b", "c"])
+
+
+@pytest.fixture
+def copied(run, tmp_path, monkeypatch):
+    """A copy of a trained run, `run` in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({}, "must be a folder with labels.npy"),
+        ({"labels": np.zeros(10, int)}, "must be a folder with labels.npy"),
+        ({"labels": np.zeros(9, int), "fog": np.zeros((9, 8, 8, 1))}, r"shape (9,)"),
+        ({"labels": np.full(10, 3), "fog": np.zeros((10, 8, 8, 1))}, "numbers up to 3"),
+        ({"labels": np.zeros(10, int), "fog": np.zeros((5, 8, 8, 1))}, "each of the 10 labels"),
+    ],
+)
+def test_other_folders_of_corruptions(tmp_path, arrays, words):
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    with pytest.raises(UserError, match=re.escape(words)):
+        corruptions.measure(tmp_path, lambda pixels: np.zeros((len(pixels), 3)), 3, 4)
+
+
+@pytest.fixture(scope="module")
+def test_images():
+    rows = list(load(Data("digits")).test.open().as_numpy_iterator())
+    return np.stack([image for image, _ in rows]), np.array([label for _, label in rows])
+
+
+def metrics_of(folder) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+class TestRun:
+    @pytest.mark.backend
+    def test_metrics_are_those_of_the_network_on_the_test_images(self, copied, test_images, capsys):
+        images, labels = test_images
+        before = files(copied)
+        run_evaluate("run")
+        run_evaluate("run", "--batch-size", "7")  # replaces the files
+        written = ["metrics.json", "confusion_matrix.png", "reliability.png"]
+        assert files(copied) == sorted([*before, *written])
+        metrics = metrics_of(copied)
+        network = keras.saving.load_model(copied / "model.keras")
+        logits = network.predict_on_batch(images.astype("float32"))
+        expected = measure(logits, labels, list("0123456789"))
+        file = hashlib.sha256((copied / "model.keras").read_bytes()).hexdigest()[:16]
+        test = json.loads((copied / "config.json").read_text())["hashes"]["test"]
+        about = {"model": "run/model.keras", "data": "digits", "split": "test", "views": "one"}
+        about |= {"hashes": {"model": file, "test": test}, "precision": "float32"}
+        # `calibrated` is missing: the run has no held-out images
+        assert metrics.keys() == about.keys() | expected.keys()
+        assert {key: metrics[key] for key in about} == about
+        assert metrics["confusion_matrix"] == expected["confusion_matrix"]
+        for figure in ("accuracy", "top5_accuracy", "loss", "calibration_error"):
+            assert metrics[figure] == pytest.approx(expected[figure], rel=1e-4)
+        assert report(metrics) in capsys.readouterr().out
+        for name in written[1:]:
+            with Image.open(copied / name) as image:
+                image.verify()
+        # the model file alone gives the same
+        run_evaluate("run/model.keras", "--data", "digits", "--batch-size", "7")
+        assert metrics_of(copied.parent / "evaluation-model") == metrics
+
+    def test_checkpoint_and_output(self, copied):
+        run_evaluate("run", "--checkpoint", "best", "--output", "elsewhere/here")
+        folder = copied.parent / "elsewhere" / "here"
+        names = ["confusion_matrix-best.png", "metrics-best.json", "reliability-best.png"]
+        assert files(folder) == names
+        metrics = json.loads((folder / "metrics-best.json").read_text())
+        assert metrics["model"] == "run/checkpoints/best.keras"
+        assert not (copied / "metrics.json").exists()
+
+    @pytest.mark.parametrize("count", [3, 12])
+    def test_samples_are_one_of_each_class_in_turn(self, copied, test_images, count):
+        images, labels = test_images
+        run_evaluate("run", "--save-samples", count)
+        written = files(copied / "samples")
+        assert written == sorted(f"{i // 10}_{i % 10}.png" for i in range(count))
+        for name in written:
+            rank, label = map(int, re.findall(r"\d+", name))
+            expected = images[labels == label][rank, ..., 0]
+            with Image.open(copied / "samples" / name) as image:
+                np.testing.assert_array_equal(np.asarray(image), expected)
+
+    def test_views(self, copied, test_images):
+        """Each view is made by hand, with the indices of its pixels."""
+        images, labels = test_images
+        model = keras.saving.load_model(copied / "model.keras")
+        ahead = np.arange(8)
+        reflected = [1, *ahead[:-1]], [*ahead[1:], 6]  # down right by a pixel, up left
+        logits = {
+            (move, flipped): model.predict_on_batch(
+                images[:, rows][:, :, rows[::-1] if flipped else rows].astype("float32")
+            )
+            for move, rows in enumerate([[*ahead], *reflected])
+            for flipped in (False, True)
+        }
+        weights = {
+            "flip": {(0, False): 1 / 2, (0, True): 1 / 2},
+            "flip_shift": {key: 1 / 4 if key[0] == 0 else 1 / 8 for key in logits},
+        }
+        for views, shares in weights.items():
+            run_evaluate("run", "--views", views)
+            mean = sum(share * logits[key] for key, share in shares.items())
+            expected = measure(mean, labels, list("0123456789"))
+            metrics = json.loads((copied / f"metrics-{views}.json").read_text())
+            assert metrics["views"] == views
+            assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+            assert metrics["confusion_matrix"] == expected["confusion_matrix"]
+
+    def test_corruptions(self, copied, test_images, capsys):
+        images, labels = (each[:40] for each in test_images)
+        folder = copied.parent / "digits-c"
+        folder.mkdir()
+        np.save(folder / "labels.npy", np.tile(labels, 5))
+        rows = np.arange(8)[None, :, None, None]
+        darker = [images // (i + 1) for i in range(5)]
+        shorter = [np.where(rows < 8 - i, images, 0) for i in range(5)]
+        for name, severities in (("darker", darker), ("shorter", shorter)):
+            np.save(folder / f"{name}.npy", np.concatenate(severities))
+        run_evaluate("run", "--corruptions", "digits-c", "--batch-size", "33")
+        model = keras.saving.load_model(copied / "model.keras")
+        found = metrics_of(copied)["corruptions"]
+        assert list(found) == ["darker", "shorter"]
+        for name, severities in (("darker", darker), ("shorter", shorter)):
+            wrong = [
+                (model.predict_on_batch(each.astype("float32")).argmax(1) != labels).mean()
+                for each in severities
+            ]
+            assert found[name] == pytest.approx(wrong)
+        mean = 100 * np.mean([found["darker"], found["shorter"]], axis=0)
+        [last] = re.findall(r"^mean (.*)$", capsys.readouterr().out, re.MULTILINE)
+        assert last.split() == [f"{value:.2f}" for value in (mean.mean(), *mean)]
+
+    def test_temperature_is_that_of_the_held_out_images(
+        self, everything, tmp_path, monkeypatch, test_images
+    ):
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(everything, "run")
+        run_evaluate("run")
+        metrics = metrics_of(tmp_path / "run")
+        network = keras.saving.load_model("run/model.keras")
+        data = load(Data("digits", holdout=200))
+        rows = list(data.holdout.open().as_numpy_iterator())
+        images, labels = (np.stack(column) for column in zip(*rows, strict=True))
+        logits = network.predict(images.astype("float32"), verbose=0)
+        temperature = kp.transfer.fit_temperature(logits, labels)
+        images, labels = test_images
+        calibrated = network.predict(images.astype("float32"), verbose=0) / temperature
+        expected = measure(calibrated, labels, list("0123456789"))
+        assert metrics["calibrated"] == {
+            "temperature": pytest.approx(temperature, rel=1e-4),
+            "held_out_images": len(rows),
+            "loss": pytest.approx(expected["loss"], rel=1e-4),
+            "calibration_error": pytest.approx(expected["calibration_error"], rel=1e-3),
+        }
+        options = ["run", "--name", "digits", "--output", "exported", "--temperature", "fitted"]
+        cli.main("export", export_command.export, options)
+        run_evaluate("exported/digits", "--output", "again")
+        again = metrics_of(tmp_path / "again")
+        assert again["model"] == "exported/digits/1"
+        assert again["loss"] == pytest.approx(metrics["calibrated"]["loss"], rel=1e-4)
+        assert again["calibrated"]["temperature"] == pytest.approx(1, abs=1e-3)
+        card = json.loads((tmp_path / "exported/digits/model_card.json").read_text())
+        assert card["metrics"]["temperature"] == metrics["calibrated"]["temperature"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "path", sorted(registry.TRAINED.glob("*.json")), ids=lambda path: path.stem
+)
+def test_trained_weights_on_all_test_images(path, tmp_path):
+    """The test needs CIFAR-10, prepared by TFDS in its default folder or in TFDS_DATA_DIR."""
+    import tensorflow_datasets as tfds
+
+    card = json.loads(path.read_text())
+    if not tfds.builder(card["data"]).is_prepared():
+        pytest.skip(f"{card['data']} is not prepared")
+    run_evaluate(card["model"], "--data", card["data"], "--output", tmp_path)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    # different kinds of CPUs round differently
+    assert metrics["accuracy"] == pytest.approx(card["accuracy"], abs=3e-4)
+    assert metrics["calibration_error"] == pytest.approx(card["calibration_error"], abs=1e-3)

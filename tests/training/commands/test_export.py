@@ -1,0 +1,172 @@
+"""`keras-preact export`: from a run directory to a served model, and its errors."""
+
+import contextlib
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_preact as kp
+from tests.training import images as pictures
+from tests.training.calls import TINY, error_of, run_evaluate, words
+from training import cli
+from training.commands import predict, train
+from training.commands.export import export
+from training.config import Data
+from training.data import load
+from training.directory import models
+
+CLASSES = list("0123456789")
+
+
+@pytest.fixture(scope="module")
+def trained(run, tmp_path_factory):
+    """A copy of a trained run, with metrics and a directory of its images."""
+    folder = tmp_path_factory.mktemp("runs") / "digits-1"
+    shutil.copytree(run, folder)
+    described = json.loads((folder / "config.json").read_text())
+    described["config"]["data"]["dir"] = "/data/digits"
+    (folder / "config.json").write_text(json.dumps(described))
+    metrics = {"model": str(folder / "model.keras"), "accuracy": 0.5}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    output = tmp_path_factory.mktemp("saved_models")
+    export(trained, name="digits", output=output)
+    return output / "digits"
+
+
+def test_predict_and_the_card_are_of_the_run(trained, exported, tmp_path, capsys):
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), dtype="uint8")
+    paths = [str(tmp_path / f"{i}.png") for i in range(3)]
+    for path, image in zip(paths, images, strict=True):
+        Image.fromarray(image[..., 0]).save(path)
+    predict.main([str(exported), *paths, "--top", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    logits = models.load(trained / "model.keras").predict_on_batch(images.astype("float32"))
+    assert [line.split()[0] for line in lines[1::2]] == [CLASSES[i] for i in logits.argmax(axis=1)]
+
+    card = json.loads((exported / "model_card.json").read_text())
+    # a served model's card has no paths of the machine that trained it
+    config = json.loads((trained / "config.json").read_text())["config"]
+    places = {"data": config["data"] | {"dir": None}, "output": None}
+    assert card["run"]["config"] == config | places
+    expected = {"directory": "digits-1", "checkpoint": "final", "recipe": "digits"}
+    assert card["run"].items() >= expected.items()
+    assert card["classes"] == CLASSES
+    assert card["metrics"]["accuracy"] == 0.5
+    assert "model" not in card["metrics"]
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """The arguments of the library's `save`, which is replaced and writes only a card."""
+    received = {}
+
+    def save(model, directory, **kwargs):
+        received.update(kwargs)
+        path = directory / "1"
+        (path / "assets.extra").mkdir(parents=True)
+        differences = {"logits": 2.5e-7, "probabilities": 1e-8}
+        check = {"largest_difference": differences, "allowed_difference": differences}
+        if kwargs["precision"] != "float32":
+            check["accuracy"] = {"images": 360, "model": 0.5, kwargs["precision"]: 0.4975}
+        card = {"check": check, "parameters": {"total": 30_864}}
+        (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
+        return path
+
+    monkeypatch.setattr(kp.export, "save", save)
+    return received
+
+
+def export_run(run, output, *options: str) -> None:
+    arguments = [str(run), "--name", "d", "--output", str(output), *words(*options)]
+    cli.main("export", export, arguments)
+
+
+def test_metrics_of_another_checkpoint_are_left_out(trained, tmp_path, saved, capsys):
+    export_run(trained, tmp_path, "--checkpoint best")
+    assert saved["metrics"] is None
+    assert f"keras-preact evaluate {trained} --checkpoint best" in capsys.readouterr().out
+
+
+def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, saved, capsys):
+    export_run(run, tmp_path, "--precision bfloat16")
+    assert "49.75 % in bfloat16, 50.00 % in the run." in capsys.readouterr().out
+    images, labels = saved["validation_data"]
+    pairs = list(load(Data("digits")).test.open().as_numpy_iterator())
+    np.testing.assert_array_equal(images, np.stack([image for image, _ in pairs]).astype("float32"))
+    np.testing.assert_array_equal(labels, [label for _, label in pairs])
+
+
+def test_int8_is_calibrated_on_training_images_from_everywhere(run, tmp_path, saved):
+    export_run(run, tmp_path, "--precision int8")
+    train = load(Data("digits", holdout=0)).train
+    images = np.stack([image for image, _ in train.open().as_numpy_iterator()])
+    np.testing.assert_array_equal(saved["calibration_images"], images[::5].astype("float32"))
+
+
+def test_errors(run, exported, tmp_path, monkeypatch, capsys):
+    unfinished = tmp_path / "run"
+    shutil.copytree(run, unfinished)
+    (unfinished / "model.keras").unlink()
+    output = tmp_path / "saved_models"
+    for subject, options, word in (
+        (tmp_path, "--name m", "is not a run directory"),
+        (run, "--name a/b", "must be a plain name"),
+        (run, f"--name digits --output {exported.parent} --version 1", "next free one is 2"),
+        (run, "--name m --format litert --precision bfloat16", "--version and --precision"),
+        (run, "--name m --temperature fitted", "`keras-preact evaluate` fits one"),
+        (unfinished, "--name m", "not finished"),
+        (tmp_path, "--name m --version 0", "--version must be positive"),
+        (tmp_path, "--name m --temperature -1", "--temperature must be positive, or fitted"),
+        (tmp_path, "--name m --temperature nan", "--temperature must be positive, or fitted"),
+    ):
+        arguments = [str(subject), "--output", str(output), *words(options)]
+        assert word in error_of(capsys, cli.main, "export", export, arguments)
+    assert not output.exists()
+
+    def fail(*args, **kwargs):
+        raise kp.export.ExportError("The SavedModel's logits\ndiffer")
+
+    monkeypatch.setattr(kp.export, "save", fail)
+    assert "logits differ" in error_of(capsys, export_run, run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "precision", "note"),
+    [
+        ("--data.size 32 --model.dtype float32", "float32", "float32", False),
+        ("--data.size 24 --model.dtype mixed_bfloat16", "mixed_bfloat16", "float32", True),
+        ("--data.size 24 --model.dtype float32", "float32", "bfloat16", True),
+        ("--data.size 24 --model.dtype mixed_bfloat16", "mixed_bfloat16", "bfloat16", False),
+    ],
+)
+def test_the_card_is_about_the_export(options, policy, precision, note, tmp_path, monkeypatch):
+    """A client that follows the card sends images that the model takes, and knows in which
+    precision its accuracy was measured.
+    """
+    monkeypatch.chdir(tmp_path)
+    pictures.write_folder(tmp_path / "photos")
+    options += " --data.dir photos --batch-size 4 --health 0 --output run"
+    train.main(["folder_small", *TINY, *words(options)])
+    run_evaluate("run")
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["precision"] == policy
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        export_run("run", "saved_models", f"--precision {precision}")
+    measure_it = "evaluate saved_models/d" in out.getvalue()
+    assert measure_it is note
+    card = json.loads((tmp_path / "saved_models/d/model_card.json").read_text())
+    shape = card["signatures"]["serving_default"]["inputs"]["images"]["shape"]
+    preprocessing = card["preprocessing"]
+    assert shape[1:3] == [preprocessing["size"]] * 2 == [int(options.split()[1])] * 2
+    assert preprocessing["resize"] == round(preprocessing["size"] * 256 / 224)
+    described = json.loads((tmp_path / "run/config.json").read_text())
+    assert preprocessing == described["preprocessing"]
+    assert (card["precision"], card["metrics"]["precision"]) == (precision, policy)

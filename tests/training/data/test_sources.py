@@ -1,0 +1,556 @@
+"""The data sets, and how an image gets to the network, with real files."""
+
+import dataclasses
+import os
+import re
+import shutil
+import sys
+import types
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tests.training import images as pictures
+from training.config import Data
+from training.data import Reader, evaluation_batches, folders, load
+from training.errors import UserError
+
+
+def arrays(split: Reader):
+    rows = list(split.open().as_numpy_iterator())
+    return np.stack([image for image, _ in rows]), np.array([label for _, label in rows])
+
+
+def assert_parts(data, train: Reader) -> None:
+    """Check that the training and the held-out images together are the images of `train`."""
+    parts = np.concatenate([arrays(data.train)[0], arrays(data.holdout)[0]])
+    np.testing.assert_array_equal(np.sort(parts, axis=0), np.sort(arrays(train)[0], axis=0))
+
+
+class TestDigits:
+    def test_split_is_fixed_stratified_and_complete(self):
+        from sklearn.datasets import load_digits
+
+        data = load(Data("digits"))
+        (train_x, train_y), (test_x, test_y) = arrays(data.train), arrays(data.test)
+        assert (data.train.size, data.test.size) == (1437, 360)
+        assert train_x.shape == (1437, 8, 8, 1)
+        assert train_x.dtype == np.uint8
+        share = np.bincount(test_y) / np.bincount(np.concatenate([train_y, test_y]))
+        np.testing.assert_allclose(share, 360 / 1797, atol=0.005)
+        # every image of the source is in exactly one split, its 17 grey levels spread over 0 to 255
+        original = np.sort(load_digits().images.reshape(1797, 64), axis=0)
+        ours = np.sort(np.concatenate([train_x, test_x]).reshape(1797, 64), axis=0)
+        np.testing.assert_array_equal(ours, np.round(original * 255 / 16))
+        np.testing.assert_array_equal(arrays(load(Data("digits")).test)[0], test_x)
+
+    def test_holdout_comes_out_of_the_training_images(self):
+        data, whole = load(Data("digits", holdout=100)), load(Data("digits"))
+        assert (data.train.size, data.holdout.size) == (1337, 100)
+        np.testing.assert_array_equal(arrays(data.test)[0], arrays(whole.test)[0])
+        assert_parts(data, whole.train)
+
+
+class TestTensorFlowDatasets:
+    def test_reads_what_was_prepared(self, tmp_path):
+        pixels = np.random.default_rng(0).integers(0, 256, (37, 32, 32, 3), "uint8")
+        images = {"train": pixels[:30], "test": pixels[30:]}
+        labels = {split: np.arange(len(value)) % 10 for split, value in images.items()}
+        pictures.write_tfds("cifar10", tmp_path, images, labels)
+        data = load(Data("cifar10", dir=tmp_path))
+        for split in ("train", "test"):
+            x, y = arrays(getattr(data, split))
+            order = [np.flatnonzero((images[split] == row).all(axis=(1, 2, 3)))[0] for row in x]
+            assert sorted(order) == list(range(len(images[split])))
+            np.testing.assert_array_equal(y, labels[split][order])
+        assert (data.size, data.channels, len(data.classes)) == (32, 3, 10)
+        for ours, of in ((data.preprocessing.mean, np.mean), (data.preprocessing.std, np.std)):
+            theirs = of(images["train"], axis=(0, 1, 2), dtype="float64")
+            np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        held = load(Data("cifar10", dir=tmp_path, holdout=5))
+        assert (held.train.size, held.holdout.size) == (25, 5)
+        assert_parts(held, data.train)
+
+    def test_neither_prepared_nor_downloadable(self, tmp_path, monkeypatch):
+        """It tries the network once; TensorFlow Datasets would retry for minutes."""
+        asked = []
+
+        def no_network(request, **_):
+            asked.append(request.full_url)
+            raise OSError("no network")
+
+        monkeypatch.setattr("urllib.request.urlopen", no_network)
+        for name, word in (("cifar100", "no network"), ("imagenet2012", "downloads/manual")):
+            with pytest.raises(UserError, match=f"{name} is not prepared.*--data.dir.*{word}"):
+                load(Data(name, dir=tmp_path))
+        assert len(asked) == 1
+
+    def test_any_data_set_of_images_with_classes(self, tmp_path):
+        pixels = np.random.default_rng(0).integers(0, 256, (9, 28, 28, 1), "uint8")
+        labels = np.arange(9) % 4
+        parts = {"train": slice(0, 6), "test": slice(6, 9)}
+        pictures.write_tfds(
+            "mnist",
+            tmp_path,
+            *({split: each[part] for split, part in parts.items()} for each in (pixels, labels)),
+        )
+        data = load(Data("tfds:mnist", dir=tmp_path))
+        assert (data.name, data.size, data.channels) == ("tfds:mnist", 28, 1)
+        np.testing.assert_array_equal(np.sort(data.train.all_labels()), [0, 0, 1, 1, 2, 3])
+        assert data.class_weights == {0: 0.75, 1: 0.75, 2: 1.5, 3: 1.5} | {
+            i: 1.5 for i in range(4, 10)
+        }
+        assert data.preprocessing.mean == pytest.approx((pixels[:6].mean(),), abs=1e-4)
+        with pytest.raises(UserError, match="has no data set mnits"):
+            load(Data("tfds:mnits", dir=tmp_path))
+
+
+class TestArrays:
+    IMAGES = np.random.default_rng(1).integers(0, 256, (12, 6, 6, 3), "uint8")
+    LABELS = np.array([0, 1, 1, 1] * 3)
+
+    def write(self, tmp_path, **changes):
+        arrays = {
+            "x_train": self.IMAGES[:8],
+            "y_train": self.LABELS[:8],
+            "x_test": self.IMAGES[8:],
+            "y_test": self.LABELS[8:],
+        } | changes
+        np.savez(tmp_path / "a.npz", **{k: v for k, v in arrays.items() if v is not None})
+        return tmp_path / "a.npz"
+
+    def test_as_keras_has_them(self, tmp_path):
+        data = load(Data("npz", dir=self.write(tmp_path), holdout=4))
+        assert (data.classes, data.size, data.channels) == (("0", "1"), 6, 3)
+        np.testing.assert_array_equal(arrays(data.test)[0], self.IMAGES[8:])
+        np.testing.assert_array_equal(np.sort(arrays(data.holdout)[1]), [0, 1, 1, 1])
+        assert_parts(data, load(Data("npz", dir=tmp_path / "a.npz")).train)
+        # three of four images have class 1
+        assert data.class_weights == pytest.approx({0: 2.0, 1: 2 / 3})
+
+    def test_as_medmnist_has_them(self, tmp_path):
+        np.savez(
+            tmp_path / "a.npz",
+            train_images=self.IMAGES[:8, ..., 0],
+            train_labels=self.LABELS[:8, None],
+            val_images=self.IMAGES[:1, ..., 0],
+            val_labels=self.LABELS[:1, None],
+            test_images=self.IMAGES[8:, ..., 0],
+            test_labels=self.LABELS[8:, None],
+        )
+        data = load(Data("npz", dir=tmp_path / "a.npz"))
+        assert (data.train.size, data.test.size, data.channels) == (8, 4, 1)
+        np.testing.assert_array_equal(arrays(data.train)[0], self.IMAGES[:8, ..., :1])
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"x_test": None}, "must hold the arrays x_train y_train x_test y_test or"),
+            ({"x_train": IMAGES[:8] / 255}, "x_train must be square uint8.* Received: float64"),
+            ({"x_train": IMAGES[:8, :5]}, r"x_train must be square uint8.*\(8, 5, 6, 3\)"),
+            ({"x_test": IMAGES[8:, :5, :5]}, "x_test must be square uint8"),
+            ({"y_test": LABELS[:3]}, r"labels int64 \(3,\)"),
+            ({"y_train": LABELS[:8] / 2}, "labels float64"),
+            ({"y_test": LABELS[8:] + 1}, "Received: 0 to 1, for test 1 to 2"),
+            ({"y_train": LABELS[:8] - 1}, "Received: -1 to 0"),
+        ],
+    )
+    def test_arrays_that_are_not_images(self, tmp_path, changes, words):
+        with pytest.raises(UserError, match=words):
+            load(Data("npz", dir=self.write(tmp_path, **changes)))
+
+    def test_other_files(self, tmp_path):
+        with pytest.raises(UserError, match=r"must name an .npz file. Received: None"):
+            load(Data("npz"))
+        (tmp_path / "b.npz").write_text("text")
+        with pytest.raises(UserError, match="is not a file of np"):
+            load(Data("npz", dir=tmp_path / "b.npz"))
+
+
+class TestFunction:
+    """Data that a user's function returns; it is in a file in the working directory."""
+
+    @pytest.fixture(autouse=True)
+    def module(self, tmp_path, monkeypatch):
+        module = types.ModuleType("my_data")
+        monkeypatch.setitem(sys.modules, "my_data", module)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        return module
+
+    IMAGES, LABELS = TestArrays.IMAGES, TestArrays.LABELS
+
+    def test_as_keras_returns_them(self, module):
+        pairs = (self.IMAGES[:8, ..., 0], self.LABELS[:8, None]), (self.IMAGES[8:, ..., 0], [0] * 4)
+        module.load_data = lambda: pairs
+        data = load(Data("my_data:load_data", holdout=4))
+        assert (data.name, data.classes) == ("my_data:load_data", ("0", "1"))
+        assert (data.size, data.channels, data.test.size) == (6, 1, 4)
+        np.testing.assert_array_equal(np.sort(arrays(data.holdout)[1]), [0, 1, 1, 1])
+        module.named = lambda: (*pairs, ("cat", "dog", "emu"))
+        assert load(Data("my_data:named")).classes == ("cat", "dog", "emu")
+
+    def test_what_yields_images_with_labels(self, module):
+        rows = list(zip(self.IMAGES, self.LABELS, strict=True))
+        stream = tf.data.Dataset.from_tensor_slices((self.IMAGES, self.LABELS))
+        module.load_data = lambda: (stream.take(8), iter(rows[8:]))
+        data = load(Data("my_data:load_data"))
+        for split, part in ((data.train, slice(8)), (data.test, slice(8, None))):
+            images, labels = arrays(split)
+            np.testing.assert_array_equal(images, self.IMAGES[part])
+            np.testing.assert_array_equal(labels, self.LABELS[part])
+
+    def test_a_function_of_a_file(self, tmp_path, monkeypatch):
+        (tmp_path / "data_of_a_test.py").write_text("def nothing(): return None\n")
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError, match=r"must return \(x_train.* Received: None"):
+            load(Data("data_of_a_test:nothing"))
+
+    @pytest.mark.parametrize(
+        ("returned", "words"),
+        [
+            (((IMAGES, LABELS),) * 4, "may add class names"),
+            (((IMAGES / 255, LABELS),) * 2, "training split of my_data:f must be square .*float64"),
+            (((IMAGES, LABELS), (IMAGES[:, :5, :5], LABELS)), "The test split.*5, 5, 3"),
+            (((IMAGES, LABELS), (IMAGES, LABELS), ["cat"]), "from 0 to 0. Received: 0 to 1"),
+            (((IMAGES, LABELS), []), "must return pairs of images and labels"),
+            (((IMAGES, LABELS), 3), "must return pairs of images and labels"),
+            ((zip([IMAGES[0], IMAGES[1, 1:]], "ab", strict=True), []), "pairs of images"),
+        ],
+    )
+    def test_something_else(self, module, returned, words):
+        module.f = lambda: returned
+        with pytest.raises(UserError, match=words):
+            load(Data("my_data:f"))
+
+    def test_no_function(self):
+        with pytest.raises(UserError, match=r"data.name must be MODULE:FUNCTION, such as my_d"):
+            load(Data("my_data:none"))
+
+
+class TestHuggingFace:
+    """Local folders of Parquet files. The same function loads a data set from the Hub."""
+
+    @pytest.fixture(autouse=True)
+    def offline(self, monkeypatch):
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+    def write(self, folder, images, labels, test="test", **columns):
+        """Write images, and classes in the columns `coarse` and `fine`, as the training and as
+        the test split.
+        """
+        import datasets
+
+        classes = datasets.ClassLabel(names=["cat", "dog", "emu"])
+        features = {"id": datasets.Value("int64"), "picture": datasets.Image(), "fine": classes}
+        values = {"id": range(len(labels)), "picture": images, "fine": labels}
+        values |= {name: labels for name in columns}
+        table = datasets.Dataset.from_dict(values, datasets.Features(features | columns))
+        folder.mkdir()
+        for name in ("train", test):
+            table.to_parquet(folder / f"{name}-00000-of-00001.parquet")
+        return Data(f"hf:{folder}", dir=folder / "cache")
+
+    def load(self, data: Data, **changes):
+        return load(dataclasses.replace(data, **changes))
+
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_images_of_one_size(self, tmp_path, channels):
+        pixels = np.random.default_rng(0).integers(0, 256, (12, 5, 5, channels), "uint8")
+        labels = np.arange(12) % 3
+        given = self.write(tmp_path / "a", [image.squeeze() for image in pixels], labels)
+        data = load(given)
+        assert (data.size, data.channels, data.notes) == (5, channels, ())
+        assert data.classes == ("cat", "dog", "emu")
+        for split in (data.train, data.test):
+            np.testing.assert_array_equal(arrays(split)[0], pixels)
+            np.testing.assert_array_equal(arrays(split)[1], labels)
+        assert data.preprocessing.mean == pytest.approx(pixels.mean((0, 1, 2)), abs=1e-4)
+        held = self.load(given, holdout=3)
+        assert (held.train.size, sorted(arrays(held.holdout)[1])) == (9, [0, 1, 2])
+        assert_parts(held, data.train)
+
+    def test_images_of_several_sizes_and_columns_of_classes(self, tmp_path):
+        import datasets
+
+        images = [np.full((size, 6, 3), 50 * size, "uint8") for size in (4, 5)]
+        coarse = datasets.ClassLabel(names=["a", "b"])
+        given = self.write(tmp_path / "a", images, [1, 0], "validation", coarse=coarse)
+        data = load(given)
+        assert (data.size, data.channels) == (None, 3)
+        assert data.notes == (f"{given.name} has classes in fine, coarse; fine is used.",)
+        for (image, label), expected in zip(data.test.open(), images, strict=True):
+            np.testing.assert_array_equal(image, expected)
+            assert label == 5 - len(expected)
+        [batch] = evaluation_batches(data, data.train, 4, 3)
+        assert batch[0].shape == (2, 3, 3, 3)
+
+    def test_bad_data_sets(self, tmp_path):
+        images = [np.zeros((4, 4), "uint8")] * 3
+        with pytest.raises(UserError, match=r"'nobody/nothing': .*Hub.*no local folder"):
+            load(Data("hf:nobody/nothing", dir=tmp_path))
+        given = self.write(tmp_path / "a", images, [0, 1, -1])
+        with pytest.raises(UserError, match=r"must have .*splits train, test; columns id \(Val"):
+            load(given)
+        given = self.write(tmp_path / "b", [{"bytes": b"GIF", "path": None}] * 3, [0, 1, 2])
+        with pytest.raises(UserError, match="has an image that cannot be read"):
+            load(given)
+
+
+class TestFolder:
+    def test_reads_classes_and_images(self, tmp_path):
+        pictures.write_folder(tmp_path, classes=("cat", "dog", "emu"), images=4)
+        data = load(Data("folder", dir=tmp_path, holdout=2))
+        assert data.classes == ("cat", "dog", "emu")
+        assert (data.train.size, data.holdout.size, data.test.size, data.size) == (10, 2, 12, None)
+        for image, label in data.test.open().as_numpy_iterator():
+            assert image.shape == (30, 40, 3)
+            assert image.mean(axis=(0, 1)).argmax() == label  # the colour of its class
+        with (  # an error of the network is not changed
+            pytest.raises(tf.errors.InvalidArgumentError, match="not of an image"),
+            data.naming_broken_images(),
+        ):
+            tf.debugging.Assert(False, ["not of an image"])
+
+    def test_holdout_has_the_same_share_of_every_class(self, tmp_path):
+        """A draw without regard to the class often has no image of a small class. The held-out
+        images are always the same, and are not training images.
+        """
+        for name, count in {"cat": 30, "dog": 10, "emu": 2}.items():
+            pictures.write_folder(tmp_path / name, classes=(name,), images=count, size=(2, 2))
+            for split in ("train", "test"):
+                (tmp_path / split).mkdir(exist_ok=True)
+                (tmp_path / name / split / name).rename(tmp_path / split / name)
+        data = load(Data("folder", dir=tmp_path, holdout=21))
+        np.testing.assert_array_equal(np.bincount(data.holdout.labels), [15, 5, 1])
+        assert data.class_weights == pytest.approx({0: 21 / 45, 1: 21 / 15, 2: 21 / 3})
+        np.testing.assert_array_equal(np.bincount(data.train.labels), [15, 5, 1])
+        train, held = (set(split.paths) for split in (data.train, data.holdout))
+        assert train | held == set((tmp_path / "train").glob("*/*"))
+        assert not train & held
+        assert set(load(Data("folder", dir=tmp_path, holdout=21)).holdout.paths) == held
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda data: data.check(),
+            lambda data: data.train.open(),
+            lambda data: data.train.shuffled(1, 0),
+            lambda data: data.train.hash,
+            lambda data: data.preprocessing,
+        ],
+        ids=["check", "open", "shuffled", "hash", "preprocessing"],
+    )
+    def test_broken_headers_are_named_before_anything_is_decoded(self, tmp_path, use):
+        pictures.write_folder(tmp_path)
+        bad = tmp_path / "train" / "dog" / "broken.jpg"
+        whole = (tmp_path / "train" / "dog" / "0.png").read_bytes()
+        huge = whole[:16] + (60_000).to_bytes(4, "big") * 2 + whole[24:29]
+        huge += zlib.crc32(huge[12:29]).to_bytes(4, "big") + whole[33:]
+        for content, fault in (
+            (b"no image at all", "it is not an image"),
+            (huge, "it has more than 89,478,485 pixels"),
+            (whole[: len(whole) // 2], "Truncated File Read"),
+        ):
+            bad.write_bytes(content)
+            with pytest.raises(UserError, match=re.escape(f"1 broken image: {bad}: {fault}")):
+                use(load(Data("folder", dir=tmp_path)))
+        bad.unlink()
+        os.mkfifo(tmp_path / "train" / "dog" / "pipe.png")  # opening it would wait
+        with pytest.raises(UserError, match=r"pipe\.png: it is not a file"):
+            use(load(Data("folder", dir=tmp_path)))
+
+    def test_only_headers_that_are_needed_are_read_and_once(self, tmp_path, monkeypatch):
+        pictures.write_folder(tmp_path)
+        read, fault = [], folders._fault
+        monkeypatch.setattr(folders, "_fault", lambda path: read.append(path) or fault(path))
+        data = load(Data("folder", dir=tmp_path, holdout=2))
+        assert data.class_weights
+        assert read == []
+        for _ in range(2):
+            arrays(data.test)
+            assert read == data.test.paths
+        data.check()
+        assert sorted(read) == sorted(tmp_path.glob("*/*/*"))
+
+    def test_images_that_the_header_does_not_show_as_broken(self, tmp_path):
+        """The statistics find a broken image in the training split, the evaluation finds one
+        in the test split. `skip_broken` leaves out both.
+        """
+        pictures.write_folder(tmp_path)
+        bad = [tmp_path / split / "dog" / "cut.jpg" for split in ("train", "test")]
+        noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), "uint8")
+        Image.fromarray(noise).save(tmp_path / "whole.jpg")
+        for path in bad:
+            path.write_bytes((tmp_path / "whole.jpg").read_bytes()[:2000])
+        data = load(Data("folder", dir=tmp_path))
+        with pytest.raises(UserError, match=re.escape(f"2 broken images. The first is {bad[1]}")):
+            _ = data.preprocessing
+        bad[0].unlink()
+        data = load(Data("folder", dir=tmp_path))
+        assert data.preprocessing.size == 224
+        with (
+            pytest.raises(UserError, match=re.escape(f"1 broken image: {bad[1]}: it cannot")),
+            data.naming_broken_images(),
+        ):
+            arrays(data.test)
+        (tmp_path / "train" / "cat" / "text.png").write_text("no image")
+        data = load(Data("folder", dir=tmp_path, skip_broken=True))
+        assert arrays(data.test)[0].shape == (12, 30, 40, 3)
+        assert data.train.size == 12
+        for note, path in zip(data.notes, ("text.png", str(bad[1])), strict=True):
+            assert f"{path}: it " in note
+
+    def test_formats_that_are_read_and_files_that_are_not(self, tmp_path):
+        pictures.write_folder(tmp_path, images=1)
+        shown = Image.fromarray(np.full((8, 8, 3), (200, 10, 30), "uint8"))
+        cat = tmp_path / "train" / "cat"
+        for name in ("a.BMP", "b.webp", "c.tif", "d.tif", "e.gif"):
+            shown.save(cat / name)
+        (cat / "sub").mkdir()
+        shown.save(cat / "sub" / "f.png")
+        (cat / ".hidden").write_text("")
+        (tmp_path / "train" / "README").write_text("")
+        data = load(Data("folder", dir=tmp_path))
+        names = [path.name for path in data.train.paths]
+        assert names == ["0.png", "a.BMP", "b.webp", "0.png"]
+        for image, _ in list(data.train.open().as_numpy_iterator())[1:3]:
+            np.testing.assert_allclose(image, np.broadcast_to((200, 10, 30), (8, 8, 3)), atol=4)
+        assert "not read: 2 .tif, 1 without ending, 1 .gif, 1 .png. " in data.notes[0]
+
+    @pytest.mark.parametrize(
+        "place",
+        [
+            *("train/.ipynb_checkpoints/0-checkpoint.png", "train/.thumbnails/large/0.png"),
+            *("train/.Trash-1000/files/0.png", "train/__MACOSX/cat/._0.png"),
+            *("train/__MACOSX/0.png", "train/@eaDir/0.png", "train/cat/@eaDir/0.png"),
+            *("train/cat/.ipynb_checkpoints/1.png", "train/cat/._0.png", "train/lost+found/0.png"),
+            *("train/$RECYCLE.BIN/0.png", "train/System Volume Information/0.png"),
+            *("test/.cache/0.png", "test/#recycle/0.png", "train/.git/objects/00/0.png"),
+        ],
+    )
+    def test_hidden_folders_are_no_classes(self, tmp_path, place):
+        """The data set itself may be in a hidden folder."""
+        folder = tmp_path / ".cache" / "__MACOSX"
+        pictures.write_folder(folder, images=1)
+        expected = load(Data("folder", dir=folder))
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "train/cat/0.png", folder / place)
+        data = load(Data("folder", dir=folder))
+        assert (data.classes, data.notes) == (("cat", "dog"), ())
+        assert (data.train.paths, data.test.paths) == (expected.train.paths, expected.test.paths)
+
+    def test_a_class_may_be_a_link_and_a_hidden_link_is_none(self, tmp_path):
+        pictures.write_folder(tmp_path / "all", classes=("cat", "dog", "emu"), images=1)
+        pictures.write_folder(tmp_path / "linked", classes=("cat",), images=1)
+        for split in ("train", "test"):
+            for name in ("dog", ".emu"):
+                target = tmp_path / "all" / split / name.strip(".")
+                (tmp_path / "linked" / split / name).symlink_to(target)
+            (tmp_path / "linked" / split / "broken").symlink_to(tmp_path / "nothing")
+        data = load(Data("folder", dir=tmp_path / "linked"))
+        assert data.classes == ("cat", "dog")
+        assert data.train.paths[1] == tmp_path / "linked/train/dog/0.png"
+
+    @pytest.mark.parametrize("name", [b"caf\xe9.png", b"\xff.png", "猫.png".encode(), b"a b.png"])
+    def test_image_files_may_have_any_name(self, tmp_path, name):
+        pictures.write_folder(tmp_path / "plain", images=1)
+        expected = load(Data("folder", dir=tmp_path / "plain"))
+        folder = tmp_path / os.fsdecode(b"d\xe9")
+        shutil.copytree(tmp_path / "plain", folder)
+        (folder / "train/cat/0.png").rename(folder / "train/cat" / os.fsdecode(name))
+        data = load(Data("folder", dir=folder))
+        for found, want in zip(arrays(data.train), arrays(expected.train), strict=True):
+            np.testing.assert_array_equal(found, want)
+        assert data.train.hash != expected.train.hash
+
+    def test_classes_are_utf_8(self, tmp_path):
+        pictures.write_folder(tmp_path, classes=("dog", os.fsdecode(b"caf\xe9")), images=1)
+        with pytest.raises(UserError, match=r"name of a class in .* be UTF-8.*'caf\\udce9'"):
+            load(Data("folder", dir=tmp_path))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"name": "cifar1000"}, "Did you mean 'cifar100' or 'cifar10'"),
+            ({"name": "digits", "holdout": 1437}, "leaves some of the 1437 for training"),
+            ({"name": "folder"}, "train/CLASS/IMAGE and test/CLASS/IMAGE. Received: None"),
+            ({"keep": ()}, "train holds no images"),
+            ({"keep": ("train/cat", "test/cat")}, "one class, cat; a classifier needs two or more"),
+            ({"keep": ("train/cat", "test")}, "a class without training images: dog"),
+            ({"holdout": 12}, "leaves some of the 12 for training"),
+        ],
+    )
+    def test_data_that_cannot_be_learned(self, tmp_path, options, message):
+        pictures.write_folder(tmp_path / "all")
+        for part in options.pop("keep", ("train", "test")):
+            (tmp_path / part).parent.mkdir(exist_ok=True)
+            (tmp_path / "all" / part).rename(tmp_path / part)
+        options = options if "name" in options else {"name": "folder", "dir": tmp_path} | options
+        with pytest.raises(UserError, match=message):
+            load(Data(**options))
+
+
+class TestStatistics:
+    def test_more_images_than_are_counted_at_a_time(self):
+        images = np.random.default_rng(0).integers(0, 256, (9000, 2, 2, 3), "uint8")
+        images[4096:, ..., 0] //= 4
+        images[..., 1] = 7  # a channel that never changes
+        found = pictures.in_memory(images).preprocessing
+        for ours, of in ((found.mean, np.mean), (found.std, np.std)):
+            theirs = of(images, axis=(0, 1, 2), dtype="float64")
+            np.testing.assert_allclose(ours, np.where(theirs, theirs, 1), atol=1e-4)
+
+    def test_every_image_of_a_folder_counts_the_same(self, tmp_path):
+        large, small = np.full((40, 30, 3), 50, "uint8"), np.full((5, 6, 3), 100, "uint8")
+        small[:, :3, 2] = 200
+        found = load(Data("folder", dir=write(tmp_path, large, small))).preprocessing
+        assert found.mean == (75.0, 75.0, 100.0)
+        third = np.array([50, 50, 100, 200])
+        np.testing.assert_allclose(found.std, (25.0, 25.0, third.std()), atol=1e-4)
+        assert (found.size, found.resize, found.crop) == (224, 256, "center")
+
+
+class TestEvaluationBatches:
+    @pytest.mark.parametrize(
+        ("rows", "want"),
+        [
+            (slice(None), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+            (slice(2, 4), [[2, 3], [6, 7]]),  # the last batch has none of these
+            (slice(1, 4), [[1, 2, 3], [5, 6, 7], [9]]),
+            (slice(1, None, 2), [[1, 3], [5, 7], [9]]),
+        ],
+    )
+    def test_every_image_once_in_order_untouched(self, rows, want):
+        data = pictures.numbered(10)
+        batches = evaluation_batches(data, data.test, 4, None, rows).as_numpy_iterator()
+        for (pixels, labels), expected in zip(batches, want, strict=True):
+            assert pixels.dtype == np.uint8
+            assert pixels[:, 0, 0, 0].tolist() == labels.tolist() == expected
+
+    @pytest.mark.parametrize("shape", [(60, 80), (90, 37)])
+    def test_resizes_the_shorter_side_and_cuts_out_the_centre(self, tmp_path, shape):
+        """Compare with Pillow: 256 / 224 of 28 is 32, and the middle 28 x 28 pixels are kept."""
+        pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), "uint8")
+        data = load(Data("folder", dir=write(tmp_path, pixels, pixels)))
+        height, width = (round(side * 32 / min(shape)) for side in shape)
+        bilinear = Image.Resampling.BILINEAR
+        resized = np.asarray(Image.fromarray(pixels).resize((width, height), bilinear))
+        top, left = (height - 28) // 2, (width - 28) // 2
+        [(batch, _)] = evaluation_batches(data, data.test, 2, 28).as_numpy_iterator()
+        assert batch.dtype == np.float32
+        # Pillow rounds
+        np.testing.assert_allclose(batch[0], resized[top : top + 28, left : left + 28], atol=1.01)
+
+
+def write(folder, *images):
+    """Write a folder with one class per image; return it."""
+    for split in ("train", "test"):
+        for name, pixels in zip("ab", images, strict=True):
+            (folder / split / name).mkdir(parents=True)
+            Image.fromarray(pixels).save(folder / split / name / "0.png")
+    return folder

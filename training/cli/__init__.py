@@ -1,0 +1,5 @@
+"""The words of a command line become the call of a function."""
+
+from .options import VERBOSE, choose, fail, guard, main, parse, split_verbose
+
+__all__ = ["VERBOSE", "choose", "fail", "guard", "main", "parse", "split_verbose"]

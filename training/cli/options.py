@@ -1,0 +1,173 @@
+"""Shared by all commands: options from type annotations, help texts, and errors that
+say what to do.
+"""
+
+import inspect
+import io
+import os
+import select
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from ..errors import UserError, command, lookup, missing_packages
+from .table import examples
+
+#: For the help texts: an option of every command.
+VERBOSE = "With --verbose, an error shows where it comes from."
+
+#: Exit status after stdout was closed, as by `| head`: that of a program that SIGPIPE ended.
+PIPED = 141
+
+T = TypeVar("T")
+
+
+def main(name: str, function: Callable, argv: Sequence[str]) -> None:
+    """Call `function` with its parameters taken from the arguments of the command
+    `name`.
+
+    A `UserError` ends the program with status 2 and one line on stderr; --verbose also
+    prints its traceback. Any other error is a fault of the program or of the machine: it
+    shows its traceback and ends with status 1, which launchers start again. Ctrl-C ends
+    it with status 130, and a closed stdout with status 141.
+    """
+    argv, verbose = split_verbose(argv)
+    guard(lambda: parse(name, function, argv), verbose)
+
+
+def parse(
+    name: str,
+    kind: Callable[..., T],
+    argv: Sequence[str],
+    description: str | None = None,
+    **options: Any,
+) -> T:
+    """Return `kind(...)` with its parameters, or its fields, taken from the arguments
+    of the command `name`.
+
+    Args:
+        name: Command, as the help text shows it.
+        kind: Function or dataclass, with types and a docstring that describes each
+            option.
+        argv: Arguments after the name.
+        description: First part of the help text, after the examples. Default: the
+            docstring of `kind`.
+        options: Further arguments of `tyro.cli`.
+    """
+    import tyro
+
+    if description is None:
+        description = (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0]
+    lines = ["Examples:", *(f"  {line}" for line in examples(name))]
+    return tyro.cli(
+        kind,
+        prog=command(name),
+        args=argv,
+        description="\n\n".join(["\n".join(lines), description, VERBOSE]),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName),
+        **options,
+    )
+
+
+def _listing(name: str, description: str, rows: Mapping[str, str], word: str) -> str:
+    """Return the help text of a command with a name as its first argument: examples, and
+    a line for each name.
+    """
+    width = max(map(len, rows))
+    return "\n".join(
+        [
+            f"usage: {command(name)} {word} [OPTIONS]",
+            "",
+            "Examples:",
+            *(f"  {line}" for line in examples(name)),
+            "",
+            description,
+            "",
+            *(f"  {key:<{width}}  {about}" for key, about in rows.items()),
+            "",
+            f"Options: {command(name)} {word} --help. {VERBOSE}",
+        ]
+    )
+
+
+def choose(
+    name: str,
+    description: str,
+    rows: Mapping[str, str],
+    start: Callable[[str, Sequence[str]], object],
+    argv: Sequence[str] | None,
+    word: str = "COMMAND",
+) -> None:
+    """Run a command with a name as its first argument: call `start` with this name and
+    the arguments after it. Without a name, or for --help, print all names.
+
+    Errors end as in `main`.
+
+    Args:
+        name: Command, as the help text shows it.
+        description: Part of the help text.
+        rows: Lines of the help text, by name.
+        start: Function that does the work.
+        argv: Arguments. None: the arguments of the process.
+        word: Word for a name in the help text: COMMAND or RECIPE.
+    """
+    words, verbose = split_verbose(sys.argv[1:] if argv is None else argv)
+
+    def act() -> None:
+        if not words or words[0] in ("-h", "--help"):
+            print(_listing(name, description, rows, word))
+            return
+        lookup(rows, words[0], f"{word.lower()} of {name}")
+        start(words[0], words[1:])
+
+    guard(act, verbose)
+
+
+def split_verbose(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments without --verbose, and whether it was among them."""
+    return [argument for argument in argv if argument != "--verbose"], "--verbose" in argv
+
+
+def guard(action: Callable[[], object], verbose: bool = False) -> None:
+    """Call `action`, and turn its errors into a message and an exit status, as described
+    in `main`. Stdout shows characters that its encoding lacks as escapes.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if verbose:
+        import keras
+
+        keras.config.disable_traceback_filtering()  # which hides Keras' own lines of a traceback
+    try:
+        try:
+            with missing_packages():
+                action()
+        finally:
+            print(end="", flush=True)  # not at exit, where a closed pipe shows a message
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except UserError as error:
+        fail(error, verbose)
+    except BrokenPipeError:
+        if not _stdout_is_closed():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(PIPED)
+
+
+def _stdout_is_closed() -> bool:
+    """Return whether nobody reads what this process writes, as after `| head`."""
+    watched = select.poll()
+    watched.register(sys.stdout, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
+
+
+def fail(error: Exception, verbose: bool = False) -> NoReturn:
+    """Print the error's message in one line on stderr, after its traceback if `verbose`,
+    and end the program with status 2.
+    """
+    if verbose:
+        traceback.print_exception(error)
+    print("error:", " ".join(str(error).split()), file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,1 @@
+"""The commands, each a file or folder with a function `main`."""

@@ -1,0 +1,57 @@
+"""Audit a network: `keras-preact audit`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from .. import cli
+from ..errors import checking, command
+
+
+def audit(
+    target: Annotated[str, tyro.conf.Positional],
+    /,
+    images: int = 32,
+    data: str | None = None,
+    data_dir: Path | None = None,
+    checkpoint: Literal["final", "best", "last"] = "final",
+    seed: int = 0,
+    trust: bool = False,
+) -> None:
+    """Check a Keras model for misplaced activations and other mistakes that keep
+    residual networks from training.
+
+    Prints PASS, WARN or FAIL for each check, with the place and what to do. The exit
+    status is 1 if a check fails. The model may be functional, sequential or subclassed.
+    In Python: kp.analysis.audit(model, images, labels=labels).
+
+    Args:
+        target: A .keras file of any Keras model with shortcuts, a run directory or a
+            registered model, which gets new weights.
+        images: Images in the batch.
+        data: Data set (see `keras-preact train`). If not given: the run's own; digits
+            if the input shape fits (8 x 8 x 1), else random images.
+        data_dir: Directory of the data set.
+        checkpoint: Network of the run: at its end, at its best epoch or at its last
+            checkpoint.
+        seed: Seed of new weights and random images.
+        trust: Call the function that loads the data of the run, which its config.json
+            names.
+    """
+    from .analyze.specimen import chosen_data, open_specimen
+
+    source = chosen_data(images, data, data_dir)
+    with checking():
+        again = "" if trust else command("audit", target, "--trust")
+        specimen = open_specimen(target, checkpoint, source, images, seed, again)
+        report = specimen.audit()
+    print(f"{report}\n\nMeasured on {specimen.data}.")
+    if report.worst == "FAIL":
+        sys.exit(1)
+
+
+def main(argv: Sequence[str]) -> None:
+    cli.main("audit", audit, argv)

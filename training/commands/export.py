@@ -1,0 +1,230 @@
+"""Export a run for serving: `keras-preact export`."""
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import tyro
+from rich import filesize
+
+from .. import cli, disk
+from ..config import Data, from_json
+from ..directory import measurements, runs
+from ..errors import UserError, check_positive, check_utf8, checking, command
+from ..functions import trust
+
+if TYPE_CHECKING:
+    import keras
+
+#: Number of test images on which the accuracy of an export in bfloat16 or int8 is compared.
+IMAGES = 2_000
+#: Dtype policy of a network that computes as an export does, by the export's precision.
+POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
+#: Number of training images on which NNCF measures the ranges of activations; NNCF's default.
+CALIBRATION_IMAGES = 300
+
+
+def export(
+    run: Annotated[Path, tyro.conf.Positional],
+    /,
+    name: str,
+    output: Path = Path("saved_models"),
+    version: int | None = None,
+    checkpoint: Literal["final", "best", "last"] = "final",
+    format: Literal["saved_model", "onnx", "litert"] = "saved_model",
+    precision: Literal["float32", "bfloat16", "int8"] = "float32",
+    fold_batch_norm: bool = True,
+    temperature: Literal["fitted"] | float = 1.0,
+    data_dir: Path | None = None,
+    trust: bool = False,
+) -> None:
+    """Write a run's network for serving: saved_models/NAME/VERSION, a SavedModel that
+    needs no Keras, and its model card.
+
+    Its outputs are compared with the network's first; if they differ, nothing is
+    written.
+
+    Args:
+        run: The run directory.
+        name: Name of the exported model.
+        output: Folder of exported models.
+        version: Number of the new version. If not given: the highest plus one.
+        checkpoint: Network of the run: at its end, at its best epoch or at its last
+            checkpoint.
+        format: A SavedModel for servers, or one file for ONNX Runtime or LiteRT.
+        precision: bfloat16 is faster on CPUs with AMX or AVX512_BF16. int8 adds the
+            network in 8 bits for `serve --engine openvino`, faster on most CPUs, and
+            measures 300 training images for it. The accuracy on test images is compared
+            first, and may fall by half a point.
+        fold_batch_norm: Fold batch normalisations into the weights before them.
+            --no-fold-batch-norm: keep them.
+        temperature: Number that the logits are divided by, for calibrated probabilities.
+            fitted: the one that `keras-preact evaluate` fitted on held-out images.
+        data_dir: Directory of the images, for bfloat16 and int8. If not given: the run's
+            own.
+        trust: Call the function that loads the data of the run, which its config.json
+            names. For bfloat16 and int8.
+    """
+    if name != Path(name).name or name.startswith("."):
+        raise UserError(
+            "--name must be a plain name, such as digits; the folder is set by --output. "
+            f"Received: {name!r}"
+        )
+    check_utf8(output / name, "--output and --name")
+    check_positive(version=version)
+    if temperature != "fitted" and not 0 < temperature < math.inf:
+        raise UserError(f"--temperature must be positive, or fitted. Received: {temperature}")
+    if format != "saved_model" and (version is not None or precision != "float32"):
+        raise UserError(
+            f"--format {format} writes one float32 file: remove --version and --precision."
+        )
+
+    config = runs.read_config(run)
+
+    import keras_preact as kp
+
+    from ..directory import models
+
+    model, path = models.open_run(run, checkpoint)
+    metrics = measurements.own(run, config, path, checkpoint)
+    if metrics is None and format == "saved_model":
+        option = [] if checkpoint == "final" else ["--checkpoint", checkpoint]
+        print(
+            "The model card has no metrics. To add them, run "
+            f"{command('evaluate', run, *option)} before the export."
+        )
+    if temperature == "fitted":
+        temperature = _fitted_temperature(metrics, run)
+    if temperature != 1:
+        with checking():
+            model = kp.transfer.apply_temperature(model, temperature)
+        print(f"Its logits are divided by {temperature:.3g}.")
+    # the card is about the export, and its metrics about the network of the run
+    about = {"temperature": temperature, "precision": models.precision(model)}
+    described = {"classes": config["classes"], "preprocessing": config["preprocessing"]}
+    try:
+        if format != "saved_model":
+            with checking():
+                _save_file(model, output / name, format, described, path)
+            return
+        images = _images(run, config, model, data_dir, precision, trust)
+        with checking():
+            exported = kp.export.save(
+                model,
+                output / name,
+                **described,
+                run={"directory": run.resolve().name, "checkpoint": checkpoint}
+                | {key: value for key, value in config.items() if key not in described}
+                | {"config": runs.portable(config["config"])},
+                metrics=metrics and _portable(metrics) | about,
+                version=version,
+                fold_batch_norm=fold_batch_norm,
+                precision=precision,
+                **images,
+            )
+    except (kp.export.ExportError, ImportError) as error:
+        raise UserError(str(error)) from error
+    _report(exported, path, precision)
+    if metrics and about["precision"] != POLICIES.get(precision):
+        print(
+            f"The metrics in the card were measured in {about['precision']}, in the run. To "
+            f"measure the export: {command('evaluate', output / name)}"
+        )
+    print(f"Next: {command('predict', output / name, 'IMAGE')}, or {command('serve', output)}")
+
+
+def _save_file(
+    model: "keras.Model", path: Path, format: str, described: dict[str, Any], source: Path
+) -> None:
+    """Write one file for another runtime, and print what was written."""
+    import keras_preact as kp
+
+    save, ending = {
+        "onnx": (kp.export.save_onnx, "onnx"),
+        "litert": (kp.export.save_litert, "tflite"),
+    }[format]
+    disk.make(path.parent)
+    file = save(model, path.with_name(f"{path.name}.{ending}"), **described)
+    size = filesize.decimal(file.stat().st_size)
+    print(f"Wrote {file} ({size}). Its outputs match {source}.")
+
+
+def _images(
+    run: Path,
+    config: dict,
+    model: "keras.Model",
+    data_dir: Path | None,
+    precision: str,
+    is_trusted: bool,
+) -> dict[str, Any]:
+    """Return the images that `kp.export.save` needs for a precision, as its arguments:
+    test images with their labels, and training images, at the size of the network.
+    """
+    if precision == "float32":
+        return {}
+    from .. import data
+
+    source = dataclasses.replace(from_json(Data, config["config"]["data"]), holdout=0)
+    if source.is_function:
+        again = command("export", run, "--precision", precision, "--trust", "...")
+        trust([source.name], run / "config.json", again, is_trusted)
+    images = data.load(source if data_dir is None else dataclasses.replace(source, dir=data_dir))
+    measurements.fitting_classes(run, config["classes"], len(config["classes"]), images)
+
+    def read(split, most: int) -> tuple[np.ndarray, np.ndarray]:
+        # from the whole split: a folder's images are sorted by class
+        step = -(-split.size // most)
+        batches = data.evaluation_batches(
+            images, split, 100 * step, model.input_shape[1], slice(0, None, step)
+        ).as_numpy_iterator()
+        with images.naming_broken_images():
+            chosen = list(itertools.islice(batches, most // 100))
+        pixels, labels = (np.concatenate(arrays) for arrays in zip(*chosen, strict=True))
+        return pixels.astype("float32"), labels
+
+    arguments: dict[str, Any] = {"validation_data": read(images.test, IMAGES)}
+    if precision == "int8":
+        arguments["calibration_images"] = read(images.train, CALIBRATION_IMAGES)[0]
+    return arguments
+
+
+def _portable(metrics: dict) -> dict:
+    """Return metrics without the file and the hashes of this machine."""
+    return {key: value for key, value in metrics.items() if key not in ("model", "hashes")}
+
+
+def _fitted_temperature(metrics: dict | None, run: Path) -> float:
+    if metrics is None or "calibrated" not in metrics:
+        raise UserError(
+            f"The metrics of {run} have no temperature: `keras-preact evaluate` fits one on the "
+            "held-out images of a run (train with --data.holdout 0.1)."
+        )
+    return metrics["calibrated"]["temperature"]
+
+
+def _report(exported: Path, source: Path, precision: str) -> None:
+    """Print what was written and how it compares with the network in `source`."""
+    card = json.loads((exported / "assets.extra" / "model_card.json").read_text(encoding="utf-8"))
+    size = sum(file.stat().st_size for file in exported.rglob("*") if file.is_file())
+    print(
+        f"Wrote {exported} ({filesize.decimal(size)}, {card['parameters']['total']:,} parameters) "
+        f"and {exported.with_name('model_card.json')}.\n"
+        f"Loaded with TensorFlow alone, its outputs match {source}. The largest differences:"
+    )
+    check = card["check"]
+    for key, largest in check["largest_difference"].items():
+        print(f"  {key} {largest:.1e} (allowed {check['allowed_difference'][key]:.1e})")
+    if accuracy := check.get("accuracy"):
+        print(
+            f"Accuracy on {accuracy['images']} test images: {100 * accuracy[precision]:.2f} % in "
+            f"{precision}, {100 * accuracy['model']:.2f} % in the run."
+        )
+
+
+def main(argv: Sequence[str]) -> None:
+    cli.main("export", export, argv)

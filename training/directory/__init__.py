@@ -1,0 +1,1 @@
+"""The files of a run: each is read and written here."""

@@ -1,0 +1,107 @@
+"""The networks in the files of a run: opened, loaded, saved."""
+
+import collections
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+
+import keras_preact as kp
+
+from ..disk import replacing
+from ..errors import UserError, reading
+from .checkpoints import Checkpoints
+
+#: File in checkpoints/ with the network, without its weights.
+ARCHITECTURE = "network.json"
+
+
+def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
+    """Return a run's model, not compiled, and the file with its weights.
+
+    Args:
+        run: A run directory.
+        checkpoint: `"final"` (model.keras, written at the end), `"best"`
+            (checkpoints/best.keras) or `"last"`, the newest complete checkpoint. This has
+            the trained weights, also in a run that averages them.
+
+    Raises:
+        UserError: if it does not exist; the message names the ones that do.
+    """
+    saved = Checkpoints(run / "checkpoints").newest(_warn) if checkpoint == "last" else None
+    if saved is None:
+        path = _model_path(run, checkpoint)
+        return load(path), path
+    model = architecture(run)
+    saved.restore(model)
+    return model, saved.path
+
+
+def _model_path(run: Path, checkpoint: str) -> Path:
+    files = {"final": run / "model.keras", "best": run / "checkpoints" / "best.keras"}
+    if checkpoint in files and files[checkpoint].is_file():
+        return files[checkpoint]
+    available = [name for name, path in files.items() if path.is_file()]
+    if any((run / "checkpoints").glob("state-*.npz")) and checkpoint != "last":
+        available.append("last")
+    hint = (
+        f"It has: {', '.join(f'--checkpoint {name}' for name in available)}."
+        if available
+        else "It has no model at all."
+    )
+    missing = files.get(checkpoint, run / "checkpoints" / "state-*.npz")
+    raise UserError(f"The run {run} was not finished: there is no {missing}. {hint}")
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def load(path: Path) -> keras.Model:
+    """Return the model in a .keras file, not compiled.
+
+    Raises:
+        UserError: for a file that Keras cannot load.
+    """
+    with reading(
+        f"{path} is damaged, or no model of this package or of Keras' own layers. Keras says"
+    ):
+        return keras.saving.load_model(path, compile=False)
+
+
+def shipped(name: str) -> keras.Model:
+    """Return a network with trained weights that the package has, by MODEL:WEIGHTS.
+
+    Raises:
+        ValueError: for an unknown model or unknown weights.
+    """
+    model, _, weights = name.partition(":")
+    return kp.create_model(model, weights=weights, include_preprocessing=True)
+
+
+def architecture(run: Path) -> keras.Model:
+    """Return the network of a run that has started, without its weights."""
+    path = run / "checkpoints" / ARCHITECTURE
+    with reading(f"{path} is damaged or missing"):
+        return keras.models.model_from_json(path.read_text())
+
+
+def save(model: keras.Model, path: Path, write: bool = True) -> None:
+    """Write the model to `path`, completely or not at all. Every process of a
+    distribution calls this, and one of them writes.
+    """
+    if write:
+        with replacing(path) as temporary:
+            model.save(temporary)
+    else:  # every process must take part, because writing gathers weights
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(Path(folder) / path.name)
+
+
+def precision(model: keras.Model) -> str:
+    """Return the dtype policy of a network: the one of most of its layers with weights."""
+    policies = collections.Counter(
+        layer.dtype_policy.name for layer in model.layers if layer.weights
+    )
+    return policies.most_common(1)[0][0] if policies else model.dtype_policy.name

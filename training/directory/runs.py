@@ -1,0 +1,166 @@
+"""The run directory: config.json, history.csv, health.csv, tensorboard/, checkpoints/,
+model.keras, metrics.json.
+"""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, differences, from_json
+from ..errors import UserError, check_utf8, command, reading, writing
+
+#: File of a run directory that names the process that trains in it. The file stays; its lock ends
+#: with the process.
+LOCK = ".lock"
+
+
+def new_directory(output: Path | None, recipe: str) -> Path:
+    """Return the directory for a new run, without making it. Raise a UserError if it is
+    not empty.
+    """
+    run = output or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    check_utf8(run, "--output")
+    # hidden files are left over by a process that was killed while it wrote
+    if run.exists() and (
+        not run.is_dir() or any(not path.name.startswith(".") for path in run.iterdir())
+    ):
+        resume = (
+            f" To resume the run in it: {command('train', '--resume', run)}"
+            if (run / "config.json").is_file()
+            else ""
+        )
+        raise UserError(
+            f"{run} exists and is not empty. Give another --output, or delete the folder.{resume}"
+        )
+    return run
+
+
+@contextlib.contextmanager
+def held(run: Path) -> Iterator[None]:
+    """Hold a run directory for this process, until the block or the process ends, also
+    if it is killed. Networks that killed processes wrote to a part are removed from it.
+
+    Raises:
+        UserError: if another process holds it; nothing has changed then.
+    """
+    with contextlib.ExitStack() as opened:
+        with writing(run / LOCK):
+            file = opened.enter_context((run / LOCK).open("a+"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise UserError(
+                f"{run} is in use by {file.read().strip() or 'another process'}. Wait for its end, "
+                "or give another --output."
+            ) from error
+        except OSError:
+            pass  # some file systems of clusters have no locks
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+        file.flush()
+        for left in run.glob(".*.keras"):
+            left.unlink(missing_ok=True)
+        yield
+
+
+def check_same(run: Path, config: Config, data: Mapping[str, Any]) -> None:
+    """Check that the run was started with `config` and the same images, so that it can be
+    resumed.
+
+    Args:
+        run: The run directory.
+        config: Configuration of the resumed run.
+        data: `Run.described_data` of the resumed run.
+
+    Raises:
+        UserError: for a run with other options, other images or another backend.
+    """
+    import keras
+
+    described = read_config(run)
+    before = described["versions"]["backend"]
+    if before != keras.backend.backend():
+        raise UserError(
+            f"{run} was trained on {before}: set KERAS_BACKEND={before} to resume it. Received: "
+            f"{keras.backend.backend()}"
+        )
+    different = differences(from_json(Config, described["config"]), config)
+    if different:
+        raise UserError(
+            f"{run} was started with another value of {', '.join(different)}. "
+            f"To resume it with its own options: {command('train', '--resume', run)}"
+        )
+    changes = _changes(described, data)
+    if changes:
+        raise UserError(
+            f"The images of {run} in {config.data.dir or config.data.name} have changed since it "
+            f"was started: {'; '.join(changes)}. To resume it, restore them; to train on the "
+            "images as they are now, start a new run with another --output."
+        )
+
+
+#: Names of the splits for a person.
+SPLITS = {"train": "training", "holdout": "held-out", "test": "test"}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in words how the data of a run has changed. What `before` does not have, as of
+    an older version, counts as the same.
+    """
+    changes = []
+    old, new = before.get("classes", now["classes"]), now["classes"]
+    if old != new:
+        gone, added = (
+            ", ".join([name for name in one if name not in other][:5])
+            for one, other in ((old, new), (new, old))
+        )
+        changes.append(
+            f"{len(old)} classes, now {len(new)} (gone: {gone or 'none'}; new: {added or 'none'})"
+        )
+    for split, name in SPLITS.items():
+        count, size = before.get("images", {}).get(split), now["images"][split]
+        if count not in (None, size):
+            changes.append(f"{count:,} {name} images, now {size:,}")
+        elif before.get("hashes", now["hashes"])[split] != now["hashes"][split]:
+            changes.append(f"other {name} images")
+    for what in ("mean", "std"):
+        measured = now["preprocessing"][what]
+        trained = before.get("preprocessing", {}).get(what, measured)
+        # sums differ in the last bits between machines
+        if len(trained) != len(measured) or not all(map(_close, trained, measured)):
+            changes.append(f"{what} of the pixels {trained}, now {measured}")
+    return changes
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-5)
+
+
+def portable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the directories of the machine that it ran on."""
+    return {**config, "data": {**config["data"], "dir": None}, "output": None}
+
+
+def read_config(run: Path) -> dict:
+    """Return config.json of a run directory."""
+    path = run / "config.json"
+    if not run.exists():
+        raise UserError(f"The run directory {run} does not exist.")
+    if not path.is_file():
+        raise UserError(f"{run} is not a run directory: it has no config.json.")
+    with reading(f"{path} is damaged"):
+        described = json.loads(path.read_text())
+    if not isinstance(described, dict) or "config" not in described:
+        raise UserError(
+            f"{run} is not a run directory: its config.json was not written by {command('train')}."
+        )
+    return described

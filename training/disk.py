@@ -1,0 +1,63 @@
+"""Write files and folders, completely or not at all."""
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import writing
+
+
+def make(folder: Path) -> None:
+    """Make a folder, and those that it is in, if they do not exist.
+
+    Raises:
+        UserError: if that is not possible, with the reason.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to, and rename it to `path` afterwards: `path` is
+    never half-written.
+
+    Raises:
+        UserError: if it cannot be written, with the reason.
+    """
+    from keras_preact import atomic  # brings Keras, which a help text must not
+
+    with writing(path), atomic.replacing(path) as temporary:
+        yield temporary
+
+
+def write_json(path: Path, value: dict, indent: int | None = 2) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=indent, default=str) + "\n")
+
+
+def plain(value: Any, digits: int | None = None) -> Any:
+    """Convert numbers, arrays, dataclasses and collections of them to JSON's types. Floats
+    that are not finite become None; with `digits`, others are rounded to so many
+    significant digits.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: plain(getattr(value, field.name), digits)
+            for field in dataclasses.fields(value)
+        }
+    if hasattr(value, "tolist"):  # NumPy
+        return plain(value.tolist(), digits)
+    if hasattr(value, "items"):
+        return {str(key): plain(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, digits) for item in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
+    return value

@@ -1,0 +1,1 @@
+"""A run: its parts, and its training."""

@@ -1,0 +1,210 @@
+"""Start a fine-tuning: read a trained network, and give it a classifier for the run's
+classes.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_preact import transfer
+from keras_preact.models.base import UnitNetwork
+
+from ..config import START, Config
+from ..data import ImageData
+from ..directory import models
+from ..directory.checkpoints import Checkpoints
+from ..errors import UserError, command
+from . import networks
+
+#: Options of --model that can change in a trained network without a change of its weights.
+CHANGEABLE = ("dropout", "stochastic_depth", "remat", "dtype")
+
+
+def check(config: Config) -> None:
+    """Check that the options of a fine-tuning fit together, before anything is read.
+
+    Raises:
+        UserError: if they do not.
+    """
+    model = config.model
+    if model.weights is None:
+        if not model.name:
+            raise UserError(
+                "Fine-tuning starts from a trained network: add --model.weights with a run "
+                "directory or a .keras file."
+            )
+        for option in ("freeze", "mean", "std"):
+            if getattr(model, option):
+                raise UserError(
+                    f"--model.{option} needs a trained network: add --model.weights, or remove "
+                    "the option."
+                )
+        return
+    default = type(model)()
+    changed = [
+        field.name
+        for field in dataclasses.fields(model)
+        if field.name not in (*START, *CHANGEABLE)
+        and getattr(model, field.name) != getattr(default, field.name)
+    ]
+    if changed:
+        option = changed[0].replace("_", "-")
+        raise UserError(
+            f"--model.{option} cannot change the trained network of --model.weights. Remove the "
+            "option."
+        )
+    if bool(model.mean) != bool(model.std):
+        raise UserError("--model.mean and --model.std belong together: give both, or neither.")
+
+
+def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwork]:
+    """Read the network that the run starts from, and adapt configuration and data to
+    it.
+
+    A resumed run starts from its own last checkpoint: the file may have changed since,
+    or no longer exist.
+
+    Args:
+        config: Configuration with `model.weights`.
+        data: The run's data set.
+
+    Returns:
+        The configuration with the network's name and the size of its images; the data
+        with the preprocessing that the network was trained with; the network with a
+        classifier for the data's classes, frozen as configured.
+
+    Raises:
+        UserError: for a file that is missing, damaged or of another kind, and for
+            images or options that do not fit the network.
+    """
+    resumed = _resumed(config, data)
+    source = _read(config) if resumed is None else resumed
+    if config.model.name not in ("", source.name):
+        raise UserError(
+            "--model.weights belongs to the recipe finetune, without --model.name. Received: "
+            f"{config.model.name}"
+        )
+    height, width, channels = _shape(source)
+    if channels != data.channels:
+        raise UserError(
+            f"{source.name} takes {_colour(channels)} images; {config.data.dir or data.name} has "
+            f"{_colour(data.channels)} images. Train a new network on them with {command('train')} "
+            "folder, or start from a network for such images."
+        )
+    size = networks.image_size(config, data, height if height == width else None)
+    if resumed is None and config.model.mean and source.get_config()["mean"] is not None:
+        raise UserError(
+            f"{source.name} has its own preprocessing layer. Remove --model.mean and --model.std."
+        )
+    mean, std = _preprocessing(config, source, channels)
+    data = dataclasses.replace(
+        data, standard=dataclasses.replace(data.standard, mean=mean, std=std), measured=False
+    )
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, name=source.name),
+        data=config.data if data.size else dataclasses.replace(config.data, size=size),
+    )
+    if resumed is not None:
+        return config, data, resumed
+    options = {option: getattr(config.model, option) for option in CHANGEABLE}
+    changes = {option: value for option, value in options.items() if value is not None}
+    shape = (size, size, channels)
+    try:
+        network = transfer.changed_copy(
+            source, data_format="channels_last", input_shape=shape, mean=mean, std=std, **changes
+        )
+    except ValueError as error:
+        raise UserError(
+            f"{source.name} cannot be adapted to images of {size} x {size} pixels: {error}"
+        ) from error
+    network = transfer.reset_classifier(network, len(data.classes))
+    if config.model.freeze is not None:
+        transfer.freeze(network, config.model.freeze)
+    return config, data, network
+
+
+def _resumed(config: Config, data: ImageData) -> UnitNetwork | None:
+    """Return the network of a resumed run that has a checkpoint, without its weights;
+    None for a new run.
+    """
+    run = config.output
+    if (
+        not config.resume
+        or run is None
+        or Checkpoints(run / "checkpoints").newest(lambda message: None) is None
+    ):
+        return None
+    network = _checked(models.architecture(run), run)
+    if network.output_shape[-1] != len(data.classes):
+        before, now = network.output_shape[-1], len(data.classes)
+        raise UserError(
+            f"{run} was started with {before} classes; {config.data.dir or data.name} now has "
+            f"{now}."
+        )
+    return network
+
+
+def _read(config: Config) -> UnitNetwork:
+    path = config.model.weights
+    assert path is not None
+    if path.is_dir():
+        model, _ = models.open_run(path)
+    elif path.suffix == ".keras" and path.is_file():
+        model = models.load(path)
+    elif ":" in str(path):
+        model = models.shipped(str(path))
+    else:
+        raise UserError(
+            "--model.weights must be an existing run directory, a .keras file, or MODEL:WEIGHTS "
+            "such as cifar_resnet20_preact:cifar10. "
+            f"{command('convert')} makes a .keras file from other formats. Received: {path}"
+        )
+    return _checked(model, path)
+
+
+def _checked(model: keras.Model, path: Path) -> UnitNetwork:
+    if not isinstance(model, UnitNetwork) or len(model.input_shape) != 4:
+        raise UserError(
+            f"--model.weights needs a network of residual units for images. {path} contains "
+            f"{model.name!r}."
+        )
+    return model
+
+
+def _shape(model: UnitNetwork) -> tuple[int | None, int | None, int]:
+    """Return height, width and channels of the network's images."""
+    shape = model.input_shape[1:]
+    return shape if model.get_config()["data_format"] == "channels_last" else (*shape[1:], shape[0])
+
+
+def _colour(channels: int) -> str:
+    return {1: "grayscale (1 channel)", 3: "colour (3 channels)"}.get(
+        channels, f"{channels}-channel"
+    )
+
+
+def _preprocessing(
+    config: Config, source: UnitNetwork, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and std per channel that the network was trained with."""
+    source_config = source.get_config()
+    mean, std = source_config["mean"], source_config["std"]
+    if mean is None and std is None:
+        mean, std = config.model.mean, config.model.std
+        if not mean:
+            raise UserError(
+                f"{source.name} has no preprocessing layer. Add the mean and standard deviation "
+                "of its training pixels (0 to 255) with --model.mean and --model.std, one number "
+                "per channel."
+            )
+        if (len(mean), len(std)) != (channels, channels):
+            raise UserError(
+                f"--model.mean and --model.std need {channels} numbers each. Received: {mean} and "
+                f"{std}"
+            )
+    values = (0.0 if mean is None else mean), (1.0 if std is None else std)
+    means, stds = (tuple(np.broadcast_to(value, channels).tolist()) for value in values)
+    return means, stds

@@ -1,0 +1,83 @@
+"""Messages before and after a run."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from ..cli.terminal import duration, some
+from ..directory import histories
+from ..directory.checkpoints import Saved
+from ..errors import command
+from .run import Run
+
+#: If the last loss is this many times the loss of guessing, the learning rate was too high.
+WORSE = 10
+
+
+def beginning(run: Run, folder: Path, saved: Saved | None) -> str:
+    """Describe a run that begins, or that resumes from a checkpoint."""
+    config, plan, data = run.config, run.plan, run.data
+    replicas = run.distribution.replicas
+    epochs = plan.iterations / plan.steps_per_epoch
+    whole = f"{plan.epochs:,} epoch{'s' * (plan.epochs > 1)}"
+    length = (
+        whole if epochs == plan.epochs else f"{plan.iterations:,} iterations ({epochs:.3g} epochs)"
+    )
+    parts = f" in {plan.parts} parts" if plan.parts > 1 else ""
+    devices = f", {replicas} devices" if replicas > 1 else ""
+    precision = f"; {run.precision}" if run.precision else ""
+    trained = "trained parameters" if config.model.freeze else "parameters"
+    images = config.data.dir if data.name in ("folder", "npz") else data.name
+    lines = [
+        f"Training {run.network.name} ({run.parameters:,} {trained}) on {data.train.size:,} images "
+        f"of {images} for {length}, batch {config.batch_size}{parts} ({keras.backend.backend()}"
+        f"{devices}{precision}).",
+        f"{len(data.classes):,} classes: {some(data.classes)}",
+        f"Run directory: {folder}",
+    ]
+    if saved is not None:
+        lines.append(f"Resuming after iteration {saved.step // plan.parts:,}.")
+    return "\n".join(lines)
+
+
+def end(
+    run: Run, folder: Path, what: str, history: Mapping[str, np.ndarray], accuracy: float
+) -> str:
+    """Describe the result of a finished run, and what can be done next.
+
+    Args:
+        run: The run.
+        folder: Its directory.
+        what: "Finished" or "Already finished".
+        history: Columns of history.csv.
+        accuracy: Accuracy of the saved network on the watched images.
+    """
+    lines = []
+    loss = history["loss"][-1] if "loss" in history else 0.0
+    guessing = math.log(len(run.data.classes))
+    if loss > WORSE * guessing:
+        rate = run.config.optimizer.learning_rate
+        lines.append(
+            f"Warning: learning rate {rate:g} is probably too high: the last loss is {loss:.3g}, "
+            f"and the loss of guessing is {guessing:.3g}. Try {rate / 10:g}."
+        )
+    time = ""
+    if "seconds" in history:
+        time = f" after {duration(history['seconds'][-1])} of training"
+    split = run.split or run.data.test
+    measured, before = f"{100 * accuracy:.2f} %", ""
+    if histories.measured(history, "val_accuracy"):
+        last = f"{100 * history['val_accuracy'][-1]:.2f} %"
+        before = "" if last == measured else f" After the last epoch it was {last}."
+    trusting = ["--trust"] * run.config.data.is_function
+    return "\n".join(
+        [
+            *lines,
+            f"{what}{time}: {folder / 'model.keras'}",
+            f"Accuracy: {measured} of the {split.size:,} {run.watched} images.{before}",
+            f"Next: {command('evaluate', folder, *trusting)}",
+        ]
+    )

@@ -1,0 +1,115 @@
+"""The networks of runs: built as configured, compiled, read from a run's files and
+written to them.
+"""
+
+from typing import Any
+
+import keras
+
+import keras_preact as kp
+
+from ..config import Config
+from ..data import ImageData
+from ..errors import UserError
+
+
+def image_size(config: Config, data: ImageData, default: int | None = None) -> int:
+    """Return height and width of the images for a network.
+
+    Args:
+        config: Configuration of the run.
+        data: The data set.
+        default: Size if neither of them has one.
+
+    Raises:
+        UserError: if there is none.
+    """
+    size = config.data.size or data.size or default
+    if size is None:
+        raise UserError(
+            f"The images of {data.name} differ in size. Choose one for the network, such as "
+            "--data.size 64."
+        )
+    return size
+
+
+def build(config: Config, data: ImageData, size: int) -> keras.Model:
+    """Make the configured network for the data set's classes and images of `size` x
+    `size` pixels, uint8 or float.
+    """
+    return kp.create_model(
+        config.model.name,
+        classes=len(data.classes),
+        input_shape=(size, size, data.channels),
+        data_format="channels_last",  # as tf.data delivers them, whatever Keras is set to
+        mean=data.preprocessing.mean,
+        std=data.preprocessing.std,
+        **config.model.overrides(),
+    )
+
+
+#: Words of `exclude_from_decay` for weights that some networks do not have, or do not train.
+OFTEN_MISSING = ("norm", "bias")
+
+
+def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.Optimizer:
+    """Make the configured optimizer.
+
+    Args:
+        config: Configuration of the run.
+        rate: The learning rate, a number or a schedule.
+        model: The network that it trains; needed if the configuration has a rate per
+            layer, or excludes from the decay what a network may not have.
+    """
+    options = config.optimizer
+    trained = [] if model is None else [weight.path for weight in model.trainable_weights]
+    arguments: dict[str, Any] = {
+        "exclude_from_decay": [
+            word
+            for word in options.exclude_from_decay
+            if word not in OFTEN_MISSING or model is None or any(word in path for path in trained)
+        ],
+        "global_clipnorm": options.clip_norm,
+        "gradient_accumulation_steps": config.accumulate if config.accumulate > 1 else None,
+    }
+    if options.ema is not None:
+        arguments |= {"use_ema": True, "ema_momentum": options.ema}
+    if options.name in ("sgd", "muon"):
+        arguments |= {"momentum": options.momentum, "nesterov": options.nesterov}
+    else:
+        arguments |= {"beta_1": options.momentum}
+    made: keras.optimizers.Optimizer
+    if options.name == "sgd":
+        decay = options.layer_decay
+        made = kp.optimizers.CoupledSGD(
+            rate,
+            coupled_weight_decay=options.weight_decay,
+            rate_factors=None if decay is None else kp.transfer.rate_factors(model, decay),
+            **arguments,
+        )
+    elif options.name == "muon":
+        made = kp.optimizers.Muon(
+            rate,
+            weight_decay=options.weight_decay,
+            adam_weight_decay=options.weight_decay,
+            adam_lr_ratio=options.adam_ratio,
+            **arguments,
+        )
+    else:
+        optimizer_class = {"adamw": kp.optimizers.AdamW, "lion": kp.optimizers.Lion}[options.name]
+        made = optimizer_class(rate, weight_decay=options.weight_decay, **arguments)
+    # Keras does this by itself only if the policy is the global one
+    return (
+        keras.optimizers.LossScaleOptimizer(made) if config.model.dtype == "mixed_float16" else made
+    )
+
+
+def loss(config: Config) -> keras.losses.Loss:
+    """Make the configured loss, of logits and labels: class numbers, or shares of the
+    classes if `config.has_shares`.
+    """
+    if config.has_shares:
+        return keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=config.optimizer.label_smoothing
+        )
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
