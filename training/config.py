@@ -4,6 +4,7 @@ train`.
 
 import contextlib
 import dataclasses
+import math
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -307,9 +308,19 @@ class Config:
         return bool(self.data.mixup or self.data.cutmix or self.optimizer.label_smoothing)
 
     @property
+    def functions(self) -> list[str]:
+        """Functions of a person that the options name, each as MODULE:FUNCTION."""
+        return [*([self.data.name] if self.data.is_function else []), *self.callbacks]
+
+    @property
     def part_size(self) -> int:
         """Images in each of the parts that a batch is computed in."""
         return self.batch_size // self.accumulate
+
+    @property
+    def iterations_at_once(self) -> int:
+        """Iterations of which an epoch has a multiple: a whole number of executions."""
+        return self.steps_per_execution // math.gcd(self.steps_per_execution, self.accumulate)
 
     def iterations(self, length: float, steps_per_epoch: int) -> int:
         """Turn a length in the schedule's unit into iterations."""

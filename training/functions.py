@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .config import Config
 from .errors import UserError
 
 
-def function_of_user(name: str, option: str, example: str) -> Callable[..., Any]:
+def of_user(name: str, option: str, example: str) -> Callable[..., Any]:
     """Return the function that an option names as MODULE:FUNCTION. The module may be a
     file in the working directory.
 
@@ -50,13 +49,6 @@ def users_code(name: str) -> Iterator[None]:
         raise
     except (ValueError, OSError) as error:
         raise RuntimeError(f"{name} raised {type(error).__name__}: {error}") from error
-
-
-def functions(config: Config) -> list[str]:
-    """Return the functions of a person that a configuration names, each as
-    MODULE:FUNCTION.
-    """
-    return [*([config.data.name] if config.data.is_function else []), *config.callbacks]
 
 
 def trust(functions: Sequence[str], file: Path, command: str, is_trusted: bool) -> None:

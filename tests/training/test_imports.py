@@ -90,7 +90,7 @@ def test_tensorflow_leaves_the_accelerator_to_others(keras_backend, imports, hid
 
 def test_the_server_keeps_the_accelerator_though_it_may_import_keras_later(tmp_path):
     code = (
-        "from training.without_keras import networks_left_out\n"
+        "from training.imports import networks_left_out\n"
         "with networks_left_out():\n    import tensorflow\n"
         "print('serves')\n"
         "def fail(*arguments): raise RuntimeError('in use')\n"
@@ -112,7 +112,8 @@ def test_the_real_tensorflow_is_imported_without_notes(tmp_path):
 def test_a_process_without_stderr(tmp_path):
     """As `keras-preact ... 2>&-` starts it."""
     code = (
-        "from training import console; console.main(['--version']); import tensorflow; print('ok')"
+        "from training.cli import console; console.main(['--version'])\n"
+        "import tensorflow; print('ok')"
     )
     shell = f'exec 2>&-; exec "{sys.executable}" -c "$0"'
     starter = f"import os; os.execvp('sh', ['sh', '-c', {shell!r}, {code!r}])"

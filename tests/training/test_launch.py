@@ -192,7 +192,8 @@ def test_ray_trains_one_model(tmp_path):
 #: Trains; with a first argument of 1, the process gets SIGTERM while it computes step 6.
 PREEMPTED = """
 import signal, sys
-from training import fit, signals, train
+from training.commands import train
+from training.run import fit, signals
 
 class Stop(signals.Stop):
     def on_train_batch_end(self, batch, logs=None):

@@ -15,7 +15,7 @@ import tyro
 
 from .. import cli
 from ..errors import UserError, check_positive, command, reading
-from ..without_keras import networks_left_out
+from ..imports import networks_left_out
 
 
 def predict(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from .. import cli
 from ..cli import table as commands
-from ..without_keras import networks_left_out
+from ..imports import networks_left_out
 
 
 def main(argv: Sequence[str]) -> None:

@@ -6,20 +6,16 @@ import difflib
 import inspect
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import cli
 from ..config import Config, from_json
 from ..directory import runs
-from ..errors import UserError, checking, command
-from ..functions import functions, trust
+from ..errors import UserError, command
+from ..functions import trust
 from ..recipes import RECIPES
-from ..run import limits
-
-if TYPE_CHECKING:
-    from ..run.run import Run
+from ..run import started
 
 #: Beginning of the help text. Braces in names of models list alternatives.
 DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
@@ -50,92 +46,17 @@ def train(config: Config, recipe: str) -> Path | None:
     Raises:
         UserError: for a configuration that does not fit; nothing is written then.
     """
-    from ..run import fit
-    from ..run.callbacks import Diverged
-
     with started(config, recipe) as run:
+        from ..run import phases
+        from ..run.callbacks import Diverged
+
         if config.dry_run:
-            fit.rehearse(run)
+            phases.rehearse(run)
             return None
         try:
-            return fit.train(run)
+            return phases.train(run)
         except Diverged as diverged:
             raise UserError(diverged.explanation) from diverged
-
-
-@contextlib.contextmanager
-def started(config: Config, recipe: str) -> "Iterator[Run]":
-    """Make the run of a configuration, and yield it inside its distribution.
-
-    Raises:
-        UserError: for a configuration that does not fit.
-    """
-    limits.check(config)
-
-    import keras
-
-    import keras_preact as kp
-
-    from ..run.run import Run
-
-    _check(config)
-    with contextlib.ExitStack() as stack:
-        with checking():
-            distribution = stack.enter_context(
-                kp.distribution.start(config.distribution, batch_norm=config.batch_norm)
-            )
-            keras.utils.set_random_seed(config.seed)
-            run = Run(config, recipe, distribution)
-        stack.enter_context(run.data.naming_broken_images())
-        yield run
-
-
-def _check(config: Config) -> None:
-    """Check what does not depend on the data, before they are opened."""
-    import keras
-
-    import keras_preact as kp
-
-    from ..data import pipelines
-    from ..run import callbacks, finetune, plans
-
-    finetune.check(config)
-    if config.model.weights is None:
-        with checking():
-            kp.model_entry(config.model.name)
-    plans.check(config)
-    pipelines.check_options(config.data.augmentation, config.data.border, config.data.flip)
-    if config.data.on_device and config.distribution != "none":
-        raise UserError(
-            "--data.on-device needs --distribution none. Received: --distribution "
-            f"{config.distribution}"
-        )
-    if config.optimizer.layer_decay is not None and config.optimizer.name != "sgd":
-        raise UserError(
-            "--optimizer.layer-decay is for --optimizer.name sgd. Received: --optimizer.name "
-            f"{config.optimizer.name}"
-        )
-    if config.optimizer.nesterov and config.optimizer.name in ("adamw", "lion"):
-        raise UserError(
-            "--optimizer.nesterov is for --optimizer.name sgd and muon. Received: "
-            f"{config.optimizer.name}"
-        )
-    if config.data.class_weights != "none" and (config.data.mixup or config.data.cutmix):
-        raise UserError(
-            "--data.class-weights needs images of one class: remove --data.mixup and --data.cutmix."
-        )
-    for name in config.callbacks:
-        callbacks.of_user(name)
-    if config.steps_per_execution > 1 and keras.backend.backend() == "torch":
-        raise UserError(
-            "--steps-per-execution must be 1 on torch: Keras supports no other. Received: "
-            f"{config.steps_per_execution}"
-        )
-    if config.output is None and (config.resume or config.distribution == "multi_worker"):
-        option = "--resume" if config.resume else "--distribution multi_worker"
-        raise UserError(f"{option} needs --output, the directory of the run.")
-    if not (config.resume or config.dry_run or config.distribution == "multi_worker"):
-        runs.new_directory(config.output, "")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -196,5 +117,5 @@ def _resume(arguments: Sequence[str]) -> None:
     described = runs.read_config(run)
     config = from_json(Config, described["config"])
     again = command("train", "--resume", run, "--trust")
-    trust(functions(config), run / "config.json", again, "--trust" in arguments)
+    trust(config.functions, run / "config.json", again, "--trust" in arguments)
     train(dataclasses.replace(config, output=run, resume=True), described["recipe"])

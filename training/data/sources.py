@@ -12,9 +12,9 @@ import numpy as np
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
+from .. import functions
 from ..config import HUGGING_FACE, TFDS, Data
 from ..errors import UserError, check_utf8, nearest, reading
-from ..functions import function_of_user, users_code
 from . import folders, hugging_face
 from .image_data import ImageData, as_it_is, held_out, held_out_mask
 from .readers import Arrays, Fake, Files, Records
@@ -138,8 +138,8 @@ def _function(data: Data) -> ImageData:
     data sets, and may add class names. Instead of a pair of arrays, it may return an
     iterable of images with their labels.
     """
-    function = function_of_user(data.name, "data.name", "my_data:load_data")
-    with users_code(data.name):
+    function = functions.of_user(data.name, "data.name", "my_data:load_data")
+    with functions.users_code(data.name):
         returned = function()
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise UserError(

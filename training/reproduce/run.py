@@ -52,8 +52,7 @@ def train(name: str, seed: int, options: Options) -> None:
     import keras
 
     from ..commands.evaluate import evaluate
-    from ..commands.train import started
-    from ..run import fit
+    from ..run import phases, started
     from ..run.callbacks import Diverged
     from . import rows
 
@@ -88,7 +87,7 @@ def train(name: str, seed: int, options: Options) -> None:
         views: dict[str, dict[str, float]] = {}
         with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
             try:
-                fit.train(running)
+                phases.train(running)
             except Diverged as diverged:
                 diverged_at = diverged.step // running.plan.parts + 1
             for view in trial.views if diverged_at is None else ():

@@ -1,1 +1,38 @@
-"""A run: its parts, and its training."""
+"""A run: its configuration is checked, its parts are made, it is trained."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..config import Config
+from ..errors import checking
+from .checks import check
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+@contextlib.contextmanager
+def started(config: Config, recipe: str) -> "Iterator[Run]":
+    """Check a configuration, make its run, and yield it inside its distribution.
+
+    Raises:
+        UserError: for a configuration that does not fit; nothing is written then.
+    """
+    check(config)  # before the imports, which take seconds
+
+    import keras
+
+    import keras_preact as kp
+
+    from .run import Run
+
+    with contextlib.ExitStack() as stack:
+        with checking():
+            distribution = stack.enter_context(
+                kp.distribution.start(config.distribution, batch_norm=config.batch_norm)
+            )
+            keras.utils.set_random_seed(config.seed)
+            run = Run(config, recipe, distribution)
+        stack.enter_context(run.data.naming_broken_images())
+        yield run

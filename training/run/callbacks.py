@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from .. import functions
 from ..directory import histories
 from ..errors import UserError
-from ..functions import function_of_user, users_code
 
 Figures = Mapping[str, float | int | None]
 
@@ -264,7 +264,7 @@ def of_user(name: str) -> Callable[[Path], keras.callbacks.Callback]:
     Raises:
         UserError: if there is no such function.
     """
-    return function_of_user(name, "callbacks", "my_callbacks:wandb")
+    return functions.of_user(name, "callbacks", "my_callbacks:wandb")
 
 
 def made_by_user(names: Sequence[str], folder: Path) -> list[keras.callbacks.Callback]:
@@ -277,7 +277,7 @@ def made_by_user(names: Sequence[str], folder: Path) -> list[keras.callbacks.Cal
     made = {}
     for name in names:
         function = of_user(name)
-        with users_code(name):
+        with functions.users_code(name):
             made[name] = function(folder)
     for name, callback in made.items():
         if not isinstance(callback, keras.callbacks.Callback):
@@ -349,5 +349,5 @@ def _pass_over(steps_per_execution: int) -> Callable:
     def on_torch(data):  # Keras has taken the batches already
         return {}
 
-    functions: dict[str, Callable] = {"tensorflow": on_tensorflow, "jax": on_jax, "torch": on_torch}
-    return functions[keras.backend.backend()]
+    take: dict[str, Callable] = {"tensorflow": on_tensorflow, "jax": on_jax, "torch": on_torch}
+    return take[keras.backend.backend()]

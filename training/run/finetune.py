@@ -11,52 +11,13 @@ import numpy as np
 from keras_preact import transfer
 from keras_preact.models.base import UnitNetwork
 
-from ..config import START, Config
+from ..config import Config
 from ..data import ImageData
 from ..directory import models
 from ..directory.checkpoints import Checkpoints
 from ..errors import UserError, command
 from . import networks
-
-#: Options of --model that can change in a trained network without a change of its weights.
-CHANGEABLE = ("dropout", "stochastic_depth", "remat", "dtype")
-
-
-def check(config: Config) -> None:
-    """Check that the options of a fine-tuning fit together, before anything is read.
-
-    Raises:
-        UserError: if they do not.
-    """
-    model = config.model
-    if model.weights is None:
-        if not model.name:
-            raise UserError(
-                "Fine-tuning starts from a trained network: add --model.weights with a run "
-                "directory or a .keras file."
-            )
-        for option in ("freeze", "mean", "std"):
-            if getattr(model, option):
-                raise UserError(
-                    f"--model.{option} needs a trained network: add --model.weights, or remove "
-                    "the option."
-                )
-        return
-    default = type(model)()
-    changed = [
-        field.name
-        for field in dataclasses.fields(model)
-        if field.name not in (*START, *CHANGEABLE)
-        and getattr(model, field.name) != getattr(default, field.name)
-    ]
-    if changed:
-        option = changed[0].replace("_", "-")
-        raise UserError(
-            f"--model.{option} cannot change the trained network of --model.weights. Remove the "
-            "option."
-        )
-    if bool(model.mean) != bool(model.std):
-        raise UserError("--model.mean and --model.std belong together: give both, or neither.")
+from .checks import CHANGEABLE
 
 
 def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwork]:

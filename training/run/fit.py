@@ -1,125 +1,27 @@
-"""The training of a run, from the start or a checkpoint to the end or an interruption:
-restore or begin, `model.fit` with its callbacks, finish.
-"""
+"""`model.fit` of a run: from which step, on which batches, with which callbacks."""
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import keras_preact as kp
 
-from .. import disk
-from ..directory import curves, histories, models, runs
+from ..directory import models
 from ..directory.checkpoints import Best, Checkpoints, Saved, Saver
-from ..errors import checking, command
-from ..functions import functions
-from . import callbacks, divergence, estimates, messages, plans
+from ..errors import command
+from . import callbacks, divergence, plans
 from .progress import Progress
 from .run import Run
 from .signals import Stop
 
-#: Number of executions in a dry run. The first one compiles, the others are timed.
-TIMED = 4
 #: Number of images on which activations are measured.
 HEALTH_IMAGES = 32
 #: Executions between two exchanges of signals among several processes. An exchange takes
 #: milliseconds.
 AGREE = 4
-
-
-def train(run: Run) -> Path:
-    """Train the rest of a run and return its directory.
-
-    Raises:
-        UserError: if the directory is not empty, another process trains in it, or the
-            disk is full.
-        callbacks.Diverged: for a loss that is not finite, with an explanation.
-        KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint is
-            saved.
-        SystemExit: with status 75 after the step in which SIGTERM came; a checkpoint is
-            saved.
-    """
-    folder = _directory(run)
-    if (folder / "model.keras").is_file():
-        run.network.set_weights(models.load(folder / "model.keras").get_weights())
-        if not (folder / "curves.png").is_file():  # the process was killed before it drew them
-            _draw(run, folder)
-        _say_end(run, folder, "Already finished")
-    elif run.is_chief:
-        disk.make(folder)
-        with runs.held(folder):
-            _directory(run, folder)  # another process may have begun a run in it since
-            _train_in(folder, run)
-    else:
-        _train_in(folder, run)
-    return folder
-
-
-def _train_in(folder: Path, run: Run) -> None:
-    added = callbacks.made_by_user(run.config.callbacks, folder) if run.is_chief else []
-
-    # --- Restore the newest checkpoint, or begin
-    checkpoints = Checkpoints(
-        folder / "checkpoints", run.config.checkpoint.keep, write=run.is_chief
-    )
-    saved = checkpoints.newest(lambda message: run.say(f"Warning: {message}"))
-    if saved is not None:
-        saved.restore(run.model)
-    elif run.is_chief:
-        # write the configuration first: a run that is killed here can be started again
-        disk.write_json(folder / "config.json", run.described())
-        disk.make(folder / "checkpoints")
-        with disk.replacing(folder / "checkpoints" / models.ARCHITECTURE) as temporary:
-            temporary.write_text(run.network.to_json())
-
-    # --- Fit
-    run.say(messages.beginning(run, folder, saved))
-    with checking():
-        fit = Fit(run, folder, checkpoints, saved, added)
-    try:
-        with fit.stop:
-            fit.train()
-    except (KeyboardInterrupt, SystemExit) as ended:
-        fit.close()
-        run.say(fit.interruption(ended))
-        raise
-    finally:
-        fit.close()
-
-    # --- Finish
-    models.save(run.network, folder / "model.keras", write=run.is_chief)
-    _draw(run, folder)
-    _say_end(run, folder, "Finished")
-
-
-def rehearse(run: Run) -> None:
-    """Train a few steps and print a description of the run and its costs; write
-    nothing.
-    """
-    ends: list[float] = []
-
-    def note(batch, logs):
-        float(logs["loss"])  # wait for the results
-        ends.append(time.perf_counter())
-
-    run.model.fit(
-        run.distribution.training_data(run.training_data()),
-        steps_per_epoch=TIMED * run.config.steps_per_execution,
-        shuffle=False,
-        callbacks=[
-            keras.callbacks.LambdaCallback(
-                on_train_begin=lambda logs: ends.append(time.perf_counter()),
-                on_train_batch_end=note,
-            )
-        ],
-        verbose=0,
-    )
-    run.say(estimates.describe(run, np.diff(ends).tolist()))
 
 
 class Fit:
@@ -198,13 +100,20 @@ class Fit:
                     callback.restore(state)
 
     def train(self) -> None:
-        """Train to the end of the run.
+        """Train to the end of the run, and close what was opened for it.
 
         Raises:
             callbacks.Diverged: for a loss that is not finite, with an explanation.
+            KeyboardInterrupt, SystemExit: after the step in which a signal came; a
+                checkpoint is saved, and a message says so.
         """
         try:
-            self._call_fit()
+            with self.stop:
+                self._call_fit()
+        except (KeyboardInterrupt, SystemExit) as ended:
+            self._close()
+            self.run.say(self._interruption(ended))
+            raise
         except callbacks.Diverged as diverged:
             diverged.explanation = divergence.message(
                 diverged.loss,
@@ -213,6 +122,8 @@ class Fit:
                 self.health,
             )
             raise
+        finally:
+            self._close()
 
     def _call_fit(self) -> None:
         run, plan = self.run, self.run.plan
@@ -261,14 +172,14 @@ class Fit:
             verbose=0,
         )
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self.progress.close()
         if self.health is not None:
             self.health.remove()
         if self.profile is not None:
             self.profile.close()
 
-    def interruption(self, ended: BaseException) -> str:
+    def _interruption(self, ended: BaseException) -> str:
         """Return the message of a run that ended early."""
         plan = self.run.plan
         event = "Interrupted" if isinstance(ended, KeyboardInterrupt) else "Stopped by SIGTERM"
@@ -278,7 +189,7 @@ class Fit:
             if not missing
             else f"the last checkpoint is {missing:,} iterations older"
         )
-        trusting = ["--trust"] if functions(self.run.config) else []
+        trusting = ["--trust"] if self.run.config.functions else []
         return (
             f"{event} after iteration {self.count.step // plan.parts:,} of {plan.iterations:,}; "
             f"{saved}. Resume: {command('train', '--resume', self.folder, *trusting)}"
@@ -351,34 +262,3 @@ class Fit:
             tensorboard=self.folder / "tensorboard" / "health" if run.is_chief else None,
             report=lambda message: self.progress.report(f"Health: {message}"),
         )
-
-
-def _directory(run: Run, output: Path | None = None) -> Path:
-    """Return the directory of a run: a new one, or the one to resume."""
-    output = output or run.config.output
-    if output is not None and (run.config.resume or not run.is_chief):
-        if (output / "config.json").is_file():
-            runs.check_same(output, run.config, run.described_data())
-            return output
-        if not run.is_chief:  # the chief is about to make it
-            return output
-    return runs.new_directory(output, run.recipe)
-
-
-def _draw(run: Run, folder: Path) -> None:
-    """Draw the learning curves of a finished run."""
-    if run.is_chief:
-        title = f"{run.network.name}, {folder.name}"
-        with disk.replacing(folder / "curves.png") as temporary:
-            curves.draw(
-                {title: histories.read(folder / "history.csv")}, temporary, title, run.watched
-            )
-
-
-def _say_end(run: Run, folder: Path, what: str) -> None:
-    """Print the result of a run. The model has its final weights."""
-    history = histories.read(folder / "history.csv") if run.is_chief else {}
-    # measured again: callbacks may have changed the weights since the last epoch
-    images = run.evaluation_data(run.split or run.data.test)
-    accuracy = run.model.evaluate(images, verbose=0, return_dict=True)["accuracy"]
-    run.say(messages.end(run, folder, what, history, accuracy))

@@ -48,39 +48,6 @@ class Plan:
         return self.iterations * self.parts
 
 
-def check(config: Config) -> None:
-    """Check that the options of batches and schedule fit together, whatever the data.
-
-    Raises:
-        UserError: if they do not.
-    """
-    schedule, unit = config.schedule, _unit(config)
-    if config.batch_size % config.accumulate:
-        raise UserError(
-            "--accumulate must divide --batch-size. "
-            f"Received: --accumulate {config.accumulate} --batch-size {config.batch_size}"
-        )
-    if config.steps_per_epoch % unit:
-        raise UserError(
-            f"--steps-per-epoch must be a multiple of {unit} iterations, which the backend runs "
-            f"at a time, or 0. Received: {config.steps_per_epoch}"
-        )
-    if schedule.stable and schedule.kind != "linear":
-        raise UserError(
-            f"--schedule.stable is for --schedule.kind linear. Received: {schedule.kind}"
-        )
-    if schedule.cycles > 1 and schedule.kind != "cosine":
-        raise UserError(
-            f"--schedule.cycles is for --schedule.kind cosine. Received: {schedule.kind}"
-        )
-
-
-def _unit(config: Config) -> int:
-    """Return of how many iterations an epoch is a multiple: a whole number of executions."""
-    per_execution = config.steps_per_execution
-    return per_execution // math.gcd(per_execution, config.accumulate)
-
-
 def plan(config: Config, images: int) -> Plan:
     """Return the length of the configured run over this number of training images.
 
@@ -91,7 +58,7 @@ def plan(config: Config, images: int) -> Plan:
         UserError: for a configuration without an update, or with an epoch or a run that
             is not a whole number of executions.
     """
-    unit = _unit(config)
+    unit = config.iterations_at_once
     steps_per_epoch = config.steps_per_epoch or (
         max(1, round(images / config.batch_size / unit)) * unit
     )

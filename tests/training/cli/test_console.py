@@ -56,7 +56,7 @@ def test_help_and_errors_are_fast_because_nothing_large_is_loaded(tmp_path):
     heavy = {"keras", "tensorflow", "jax", "torch", "matplotlib", "sklearn", "scipy"}
     commands = [["trian"], [], ["--version"], *([*names, "--help"] for names in HELPS)]
     code = (
-        "import sys\nfrom training import console\n"
+        "import sys\nfrom training.cli import console\n"
         f"for arguments in {commands}:\n"
         "    try:\n        console.main(arguments)\n    except SystemExit:\n        pass\n"
         f"print(sorted({{name.partition('.')[0] for name in sys.modules}} & {heavy}))"

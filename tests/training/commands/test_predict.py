@@ -220,7 +220,7 @@ def test_errors(models, images, tmp_path, capsys):
 def test_needs_neither_keras_nor_pillow(models, images):
     blocked = (
         "import sys; sys.modules |= {'keras': None, 'PIL': None}; "
-        "from training.predict import main; main(sys.argv[1:])"
+        "from training.commands.predict import main; main(sys.argv[1:])"
     )
     arguments = [models / "gray", images / "right.png"]
     status, out, err = calls.finish(calls.start("-c", blocked, *arguments, cwd=images))

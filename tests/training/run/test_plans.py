@@ -5,7 +5,8 @@ import re
 import pytest
 
 from training.config import Config, Optimizer, Schedule
-from training.run.plans import check, check_warmup, learning_rate, plan, rate_at
+from training.run.checks import check
+from training.run.plans import check_warmup, learning_rate, plan, rate_at
 
 
 def config(**options) -> Config:
@@ -42,7 +43,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"schedule": Schedule(length=0)}, "leaves no iteration"),
+            ({"schedule": Schedule(length=0.01)}, "leaves no iteration"),
             (
                 {"schedule": Schedule(length=33, unit="iterations"), "steps_per_execution": 4},
                 "a multiple of 4 iterations",

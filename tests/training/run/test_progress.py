@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.training import calls
 from training.cli.terminal import duration
 from training.run.progress import Progress
 
