@@ -275,7 +275,7 @@ class Config:
     steps_per_epoch: int = 0
     """Iterations per epoch, after which the run is measured. 0: one pass over the images."""
     accumulate: int = 1
-    """Compute each batch in this many parts to save memory; each has its own batch statistics."""
+    """Number of micro-batches per batch, to save memory. Each has its own batch statistics."""
     seed: int = 0
     """Seed of weights, order of images, augmentation and dropout."""
     distribution: Literal["none", "data_parallel", "model_parallel", "mirrored", "multi_worker"] = (
@@ -303,7 +303,7 @@ class Config:
     """Train four steps, print parameters, FLOPs, memory and time, and write nothing."""
 
     @property
-    def has_shares(self) -> bool:
+    def has_soft_labels(self) -> bool:
         """Whether labels are shares of the classes: mixed, smoothed or one-hot."""
         return bool(self.data.mixup or self.data.cutmix or self.optimizer.label_smoothing)
 
@@ -313,8 +313,8 @@ class Config:
         return [*([self.data.name] if self.data.is_function else []), *self.callbacks]
 
     @property
-    def part_size(self) -> int:
-        """Images in each of the parts that a batch is computed in."""
+    def micro_batch_size(self) -> int:
+        """Images in each of the micro-batches that a batch is computed in."""
         return self.batch_size // self.accumulate
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from .errors import UserError
 
 
-def of_user(name: str, option: str, example: str) -> Callable[..., Any]:
+def find(name: str, option: str, example: str) -> Callable[..., Any]:
     """Return the function that an option names as MODULE:FUNCTION. The module may be a
     file in the working directory.
 

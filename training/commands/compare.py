@@ -154,7 +154,7 @@ def _read(path: Path, name: str) -> Compared:
 
 def _test_error(path: Path, described: Mapping[str, Any]) -> float | None:
     """Return the error on the run's own test images, if it was measured."""
-    metrics = measurements.own(path, described, path / "model.keras")
+    metrics = measurements.of_run(path, described, path / "model.keras")
     if metrics is None:
         return None
     with reading(f"{path / 'metrics.json'} is damaged"):

@@ -122,7 +122,7 @@ def evaluate(
     }
     metrics = about | measure(logits, labels, classes)
     curves = {"as trained": reliability(logits, labels)}
-    is_own = opened.described is None or measurements.are_own(images, source, opened.described)
+    is_own = opened.described is None or measurements.are_of_run(images, source, opened.described)
     if is_own and measurements.has_other_held_out(images, opened.described):
         print("The probabilities were not calibrated: the held-out images are not the run's.")
     elif images.holdout is not None:
@@ -169,7 +169,7 @@ def _classify(
 
     logits, labels = [], []
     batches = data.evaluation_batches(images, split, batch_size, size)
-    with images.naming_broken_images():
+    with images.name_broken_images():
         for batch, batch_labels in batches.as_numpy_iterator():
             logits.append(average_logits(opened.logits, batch, views))
             labels.append(batch_labels)

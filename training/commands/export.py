@@ -91,7 +91,7 @@ def export(
     from ..directory import models
 
     model, path = models.open_run(run, checkpoint)
-    metrics = measurements.own(run, config, path, checkpoint)
+    metrics = measurements.of_run(run, config, path, checkpoint)
     if metrics is None and format == "saved_model":
         option = [] if checkpoint == "final" else ["--checkpoint", checkpoint]
         print(
@@ -182,7 +182,7 @@ def _images(
         batches = data.evaluation_batches(
             images, split, 100 * step, model.input_shape[1], slice(0, None, step)
         ).as_numpy_iterator()
-        with images.naming_broken_images():
+        with images.name_broken_images():
             chosen = list(itertools.islice(batches, most // 100))
         pixels, labels = (np.concatenate(arrays) for arrays in zip(*chosen, strict=True))
         return pixels.astype("float32"), labels

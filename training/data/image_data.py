@@ -63,7 +63,7 @@ class ImageData:
                 split.check()
 
     @contextlib.contextmanager
-    def naming_broken_images(self) -> Iterator[None]:
+    def name_broken_images(self) -> Iterator[None]:
         """Name the broken image files if one cannot be decoded inside this block.
 
         They are not checked before that: decoding a large folder takes long.
@@ -87,8 +87,8 @@ class ImageData:
         """
         if not self.measured:
             return self.standard
-        with self.naming_broken_images():
-            mean, std = mean_and_std(self.held or self.train)
+        with self.name_broken_images():
+            mean, std = mean_and_std(self.in_memory or self.train)
         return dataclasses.replace(self.standard, mean=mean, std=std)
 
     @functools.cached_property
@@ -101,7 +101,7 @@ class ImageData:
         return dict(enumerate(weights.tolist()))
 
     @functools.cached_property
-    def held(self) -> Arrays | None:
+    def in_memory(self) -> Arrays | None:
         """The training split, decoded, if it has one size and fits into `CACHE_BYTES`."""
         return self._decoded(self.train)
 

@@ -126,7 +126,7 @@ def training_stream(
             "--data.mixup and --data.cutmix need at least 2 images in a batch, and in each part "
             "with --accumulate. Received: 1 image"
         )
-    held = data.held if augment in (None, images.resize) and size == data.size else None
+    held = data.in_memory if augment in (None, images.resize) and size == data.size else None
     if on_device and (fake or held is None or alter is not None or mixing is not None):
         raise UserError(
             "--data.on-device is for images in memory that keep their size, with "
@@ -197,7 +197,7 @@ def _check_one_size(data: ImageData, size: int | None) -> None:
             f"--data.augmentation pad_crop_flip keeps the images at {data.size} x {data.size} "
             f"pixels: remove --data.size. Received: --data.size {size}"
         )
-    if data.held is None:
+    if data.in_memory is None:
         raise UserError(
             "--data.augmentation pad_crop_flip is for images that fit into memory; use "
             "resized_crop_flip for these."
@@ -273,7 +273,7 @@ def _one_by_one(
     """Decode and augment image by image. An image at place `p` has the two seeds (seed,
     2 p) and (seed, 2 p + 1).
     """
-    reader: Reader = data.held or data.train
+    reader: Reader = data.in_memory or data.train
 
     def open_stream(start: int, rows: np.ndarray):
 

@@ -138,7 +138,7 @@ def _function(data: Data) -> ImageData:
     data sets, and may add class names. Instead of a pair of arrays, it may return an
     iterable of images with their labels.
     """
-    function = functions.of_user(data.name, "data.name", "my_data:load_data")
+    function = functions.find(data.name, "data.name", "my_data:load_data")
     with functions.users_code(data.name):
         returned = function()
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):

@@ -32,7 +32,7 @@ def suffix(checkpoint: str, views: str, other: Data | None) -> str:
     return "".join(f"-{part}" for part in parts)
 
 
-def are_own(images: "ImageData", source: Data, described: Mapping[str, Any]) -> bool:
+def are_of_run(images: "ImageData", source: Data, described: Mapping[str, Any]) -> bool:
     """Return whether a data set has the test images of a run.
 
     Args:
@@ -103,7 +103,7 @@ def hash_of(path: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def own(
+def of_run(
     run: Path, described: Mapping[str, Any], model: Path, checkpoint: str = "final"
 ) -> dict[str, Any] | None:
     """Return the metrics that `keras-preact evaluate` measured on a run's own test images.

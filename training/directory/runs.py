@@ -43,7 +43,7 @@ def new_directory(output: Path | None, recipe: str) -> Path:
 
 
 @contextlib.contextmanager
-def held(run: Path) -> Iterator[None]:
+def locked(run: Path) -> Iterator[None]:
     """Hold a run directory for this process, until the block or the process ends, also
     if it is killed. Networks that killed processes wrote to a part are removed from it.
 

@@ -85,7 +85,11 @@ def train(options: Options, tables: Sequence[str]) -> None:
         KeyboardInterrupt: after SIGINT, when the run has saved its state.
         SystemExit: with status 75 after SIGTERM.
     """
-    check_positive(seeds=options.seeds, together=options.together, parallel=options.parallel)
+    check_positive(
+        seeds=options.seeds,
+        steps_per_execution=options.steps_per_execution,
+        parallel=options.parallel,
+    )
     if options.smoke:
         smoke = options.work / "smoke"
         options = dataclasses.replace(options, output=smoke / "results", work=smoke / "runs")

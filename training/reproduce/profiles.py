@@ -102,7 +102,7 @@ def measure(settings: Mapping[str, Any]) -> dict:
     start = time.perf_counter()
     keras.utils.set_random_seed(settings["seed"])
     images = data.load(Data(settings["data"]))
-    preprocessing, held = images.preprocessing, images.held
+    preprocessing, held = images.preprocessing, images.in_memory
     assert held is not None
     pixels, labels = (array[: settings["batch"]] for array in (held.images, held.labels))
     x = ((pixels - np.array(preprocessing.mean)) / np.array(preprocessing.std)).astype("float32")

@@ -16,7 +16,7 @@ from ..config import Checkpoint, Config, Data, Model, Optimizer, Schedule
 #: Measurements of the test set in a run.
 MEASUREMENTS = 64
 #: Steps per execution on an accelerator, at most.
-TOGETHER = 100
+STEPS_PER_EXECUTION = 100
 #: The schedule of a run that only shows that everything works.
 SMOKE = Schedule("steps", drops=(4, 6), warmup=1, length=8, unit="iterations")
 
@@ -114,7 +114,7 @@ class Trial:
         seed: int,
         *,
         dtype: str = "float32",
-        together: int = 1,
+        steps_per_execution: int = 1,
         on_device: bool = False,
         data: Path | None = None,
         smoke: bool = False,
@@ -124,7 +124,7 @@ class Trial:
         Args:
             seed: Seed of weights, order and augmentation.
             dtype: Keras dtype policy.
-            together: Steps per execution, at most.
+            steps_per_execution: Steps per execution, at most.
             on_device: Whether the images stay on the device.
             data: Data directory.
             smoke: Whether to train only eight steps, on the digits, or on random images
@@ -136,10 +136,8 @@ class Trial:
         fake = smoke and self.dataset != "digits"
         iterations = round(recipe.schedule.length)
         measurements = min(2, self.measurements) if smoke else self.measurements
-        together = max(n for n in range(1, together + 1) if not iterations % n)
-        every = (
-            max(1, round(iterations / measurements / together)) * together if measurements else 0
-        )
+        at_once = max(n for n in range(1, steps_per_execution + 1) if not iterations % n)
+        every = max(1, round(iterations / measurements / at_once)) * at_once if measurements else 0
         return dataclasses.replace(
             recipe,
             model=dataclasses.replace(self.model, dtype=dtype),
@@ -153,7 +151,7 @@ class Trial:
             checkpoint=Checkpoint(minutes=2, keep=1, best=False),
             seed=seed,
             steps_per_epoch=every,
-            steps_per_execution=together,
+            steps_per_execution=at_once,
             health=0,
         )
 

@@ -28,7 +28,7 @@ class Options:
     """Number of runs per row, with seeds 0, 1, ... The papers give the median of 5."""
     dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
     """Precision, one per row. auto: mixed_bfloat16 on an accelerator, else float32."""
-    together: int | None = None
+    steps_per_execution: int | None = None
     """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
     parallel: int = 1
     """Number of runs to train at the same time. Small networks leave most of a GPU idle."""
@@ -62,7 +62,8 @@ def train(name: str, seed: int, options: Options) -> None:
     config = trial.config(
         seed,
         dtype=options.dtype.replace("auto", "float32" if on_cpu else "mixed_bfloat16"),
-        together=options.together or (1 if one_step else rows.TOGETHER),
+        steps_per_execution=options.steps_per_execution
+        or (1 if one_step else rows.STEPS_PER_EXECUTION),
         on_device=not on_cpu,
         data=options.data,
         smoke=options.smoke,
@@ -89,7 +90,7 @@ def train(name: str, seed: int, options: Options) -> None:
             try:
                 phases.train(running)
             except Diverged as diverged:
-                diverged_at = diverged.step // running.plan.parts + 1
+                diverged_at = diverged.step // running.plan.micro_batches + 1
             for view in trial.views if diverged_at is None else ():
                 output = run / "views" / view
                 metrics = json.loads(evaluate(run, output=output, views=view).read_text())

@@ -34,5 +34,5 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
             )
             keras.utils.set_random_seed(config.seed)
             run = Run(config, recipe, distribution)
-        stack.enter_context(run.data.naming_broken_images())
+        stack.enter_context(run.data.name_broken_images())
         yield run

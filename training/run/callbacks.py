@@ -258,16 +258,16 @@ def _start_profiler(folder: str) -> Callable[[], object]:
     return profiler.stop
 
 
-def of_user(name: str) -> Callable[[Path], keras.callbacks.Callback]:
+def find(name: str) -> Callable[[Path], keras.callbacks.Callback]:
     """Return the function that `--callbacks MODULE:FUNCTION` names.
 
     Raises:
         UserError: if there is no such function.
     """
-    return functions.of_user(name, "callbacks", "my_callbacks:wandb")
+    return functions.find(name, "callbacks", "my_callbacks:wandb")
 
 
-def made_by_user(names: Sequence[str], folder: Path) -> list[keras.callbacks.Callback]:
+def make(names: Sequence[str], folder: Path) -> list[keras.callbacks.Callback]:
     """Call the functions that `--callbacks` names with a run directory, and return their
     callbacks.
 
@@ -276,7 +276,7 @@ def made_by_user(names: Sequence[str], folder: Path) -> list[keras.callbacks.Cal
     """
     made = {}
     for name in names:
-        function = of_user(name)
+        function = find(name)
         with functions.users_code(name):
             made[name] = function(folder)
     for name, callback in made.items():
@@ -321,7 +321,7 @@ class Continued(keras.callbacks.CallbackList):
         if self.done:
             self.restore()
             self._train_function = self.model.train_function
-            self.model.train_function = _pass_over(self.model.steps_per_execution)
+            self.model.train_function = _skip(self.model.steps_per_execution)
 
     def on_train_batch_begin(self, batch, logs=None):
         if self.done and batch >= self.done:
@@ -335,7 +335,7 @@ class Continued(keras.callbacks.CallbackList):
             super().on_train_batch_end(batch, logs)
 
 
-def _pass_over(steps_per_execution: int) -> Callable:
+def _skip(steps_per_execution: int) -> Callable:
     """Return a train function that does not train."""
 
     def on_tensorflow(iterator):

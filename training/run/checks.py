@@ -127,7 +127,7 @@ def _check_run(config: Config) -> None:
     from . import callbacks
 
     for name in config.callbacks:
-        callbacks.of_user(name)
+        callbacks.find(name)
     if config.output is None and (config.resume or config.distribution == "multi_worker"):
         option = "--resume" if config.resume else "--distribution multi_worker"
         raise UserError(f"{option} needs --output, the directory of the run.")

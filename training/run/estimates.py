@@ -90,7 +90,7 @@ def describe(run: Run, executions: Sequence[float]) -> str:
     batch, devices = config.batch_size, run.distribution.replicas
     [image] = model.inputs
     products = multiply_adds(model, KerasTensor((1, *image.shape[1:]), image.dtype))
-    division = f" in {plan.parts} parts" if plan.parts > 1 else ""
+    division = f" in {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
     division += f" on {devices} devices" if devices > 1 else ""
     fixed = model.count_params() - run.parameters
     peak, owner = backends.peak_on_device(), "of a device"
@@ -102,7 +102,7 @@ def describe(run: Run, executions: Sequence[float]) -> str:
     )
     execution = statistics.median(executions[1:])
     compiling = max(executions[0] - execution, 0.0)
-    seconds = execution * plan.parts / config.steps_per_execution
+    seconds = execution * plan.micro_batches / config.steps_per_execution
     rows = {
         "Model": _name(model),
         "Parameters": f"{run.parameters:,} trained, {fixed:,} fixed or moving statistics",

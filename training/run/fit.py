@@ -54,16 +54,16 @@ class Fit:
             plan.iterations,
             plan.epochs,
             config.batch_size,
-            done=done // plan.parts,
-            parts=plan.parts,
-            held_out=run.watched,
+            done=done // plan.micro_batches,
+            micro_batches=plan.micro_batches,
+            held_out=run.monitored,
             tensorboard=folder / "tensorboard" if chief else None,
             learning_rate=self._rate,
             stream=None if chief else open(os.devnull, "w"),  # noqa: SIM115  (as long as the process lives)
         )
         self.history = callbacks.History(
             folder / "history.csv",
-            lambda: self.count.step // plan.parts,
+            lambda: self.count.step // plan.micro_batches,
             lambda: self.progress.figures,
             write=chief,
         )
@@ -76,12 +76,12 @@ class Fit:
         self.profile = None
         if config.profile and chief:
             first, last = config.profile
-            steps = (first - 1) * plan.parts + 1, last * plan.parts
+            steps = (first - 1) * plan.micro_batches + 1, last * plan.micro_batches
             self.profile = callbacks.Profile(folder / "tensorboard", *steps, self.count)
         self.saver = Saver(
             checkpoints,
             config.checkpoint.minutes,
-            config.checkpoint.every * plan.parts,
+            config.checkpoint.every * plan.micro_batches,
             self._state,
         )
         self.stop = Stop(
@@ -117,7 +117,7 @@ class Fit:
         except callbacks.Diverged as diverged:
             diverged.explanation = divergence.message(
                 diverged.loss,
-                self.run.place(diverged.step),
+                self.run.describe_step(diverged.step),
                 self.run.config.optimizer.learning_rate,
                 self.health,
             )
@@ -183,7 +183,8 @@ class Fit:
         """Return the message of a run that ended early."""
         plan = self.run.plan
         event = "Interrupted" if isinstance(ended, KeyboardInterrupt) else "Stopped by SIGTERM"
-        missing = self.count.step // plan.parts - self.saver.saved_step // plan.parts
+        iteration = self.count.step // plan.micro_batches
+        missing = iteration - self.saver.saved_step // plan.micro_batches
         saved = (
             "the checkpoint is saved"
             if not missing
@@ -191,8 +192,8 @@ class Fit:
         )
         trusting = ["--trust"] if self.run.config.functions else []
         return (
-            f"{event} after iteration {self.count.step // plan.parts:,} of {plan.iterations:,}; "
-            f"{saved}. Resume: {command('train', '--resume', self.folder, *trusting)}"
+            f"{event} after iteration {iteration:,} of {plan.iterations:,}; {saved}. Resume: "
+            f"{command('train', '--resume', self.folder, *trusting)}"
         )
 
     def _state(self) -> dict:

@@ -26,7 +26,7 @@ def beginning(run: Run, folder: Path, saved: Saved | None) -> str:
     length = (
         whole if epochs == plan.epochs else f"{plan.iterations:,} iterations ({epochs:.3g} epochs)"
     )
-    parts = f" in {plan.parts} parts" if plan.parts > 1 else ""
+    parts = f" in {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
     devices = f", {replicas} devices" if replicas > 1 else ""
     precision = f"; {run.precision}" if run.precision else ""
     trained = "trained parameters" if config.model.freeze else "parameters"
@@ -39,7 +39,7 @@ def beginning(run: Run, folder: Path, saved: Saved | None) -> str:
         f"Run directory: {folder}",
     ]
     if saved is not None:
-        lines.append(f"Resuming after iteration {saved.step // plan.parts:,}.")
+        lines.append(f"Resuming after iteration {saved.step // plan.micro_batches:,}.")
     return "\n".join(lines)
 
 
@@ -77,7 +77,7 @@ def end(
         [
             *lines,
             f"{what}{time}: {folder / 'model.keras'}",
-            f"Accuracy: {measured} of the {split.size:,} {run.watched} images.{before}",
+            f"Accuracy: {measured} of the {split.size:,} {run.monitored} images.{before}",
             f"Next: {command('evaluate', folder, *trusting)}",
         ]
     )

@@ -106,9 +106,9 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
 
 def loss(config: Config) -> keras.losses.Loss:
     """Make the configured loss, of logits and labels: class numbers, or shares of the
-    classes if `config.has_shares`.
+    classes if `config.has_soft_labels`.
     """
-    if config.has_shares:
+    if config.has_soft_labels:
         return keras.losses.CategoricalCrossentropy(
             from_logits=True, label_smoothing=config.optimizer.label_smoothing
         )

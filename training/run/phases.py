@@ -42,8 +42,8 @@ def train(run: Run) -> Path:
         _say_end(run, folder, "Already finished")
         return folder
 
-    with _held(run, folder):
-        added = callbacks.made_by_user(run.config.callbacks, folder) if run.is_chief else []
+    with _locked(run, folder):
+        added = callbacks.make(run.config.callbacks, folder) if run.is_chief else []
 
         # --- Restore the newest checkpoint, or begin
         checkpoints = Checkpoints(
@@ -106,13 +106,13 @@ def _directory(run: Run, output: Path | None = None) -> Path:
 
 
 @contextlib.contextmanager
-def _held(run: Run, folder: Path) -> Iterator[None]:
+def _locked(run: Run, folder: Path) -> Iterator[None]:
     """Hold the directory while the process that writes trains in it."""
     if not run.is_chief:
         yield
         return
     disk.make(folder)
-    with runs.held(folder):
+    with runs.locked(folder):
         _directory(run, folder)  # another process may have begun a run in it since
         yield
 
@@ -131,7 +131,7 @@ def _draw(run: Run, folder: Path) -> None:
         title = f"{run.network.name}, {folder.name}"
         with disk.replacing(folder / "curves.png") as temporary:
             curves.draw(
-                {title: histories.read(folder / "history.csv")}, temporary, title, run.watched
+                {title: histories.read(folder / "history.csv")}, temporary, title, run.monitored
             )
 
 

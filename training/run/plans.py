@@ -25,12 +25,12 @@ class Plan:
     Args:
         iterations: Updates in total.
         steps_per_epoch: Updates in an epoch.
-        parts: Steps of `fit` in an update, with gradient accumulation.
+        micro_batches: Steps of `fit` in an update, with gradient accumulation.
     """
 
     iterations: int
     steps_per_epoch: int
-    parts: int = 1
+    micro_batches: int = 1
 
     @property
     def epochs(self) -> int:
@@ -40,12 +40,12 @@ class Plan:
     @property
     def per_epoch(self) -> int:
         """Steps of `fit` in an epoch."""
-        return self.steps_per_epoch * self.parts
+        return self.steps_per_epoch * self.micro_batches
 
     @property
     def steps(self) -> int:
         """Steps of `fit` in total."""
-        return self.iterations * self.parts
+        return self.iterations * self.micro_batches
 
 
 def plan(config: Config, images: int) -> Plan:

@@ -70,7 +70,7 @@ class Progress(keras.callbacks.Callback):
         epochs: Epochs of the whole run.
         batch_size: Images in an update.
         done: Updates that earlier processes of the run did.
-        parts: Steps of `fit` in an update, with gradient accumulation.
+        micro_batches: Steps of `fit` in an update, with gradient accumulation.
         held_out: Name of the images on which the metrics `val_...` are measured.
         tensorboard: Folder for train/ and validation/; None for no files.
         learning_rate: Function from the number of updates done to the learning rate of the
@@ -91,7 +91,7 @@ class Progress(keras.callbacks.Callback):
         batch_size: int,
         *,
         done: int = 0,
-        parts: int = 1,
+        micro_batches: int = 1,
         held_out: str = "held-out",
         tensorboard: Path | None,
         learning_rate: Callable[[int], float],
@@ -102,8 +102,8 @@ class Progress(keras.callbacks.Callback):
         super().__init__()
         self.iterations = iterations
         self.epochs = epochs
-        self.images = batch_size / parts  # per step of fit
-        self.parts = parts
+        self.images = batch_size / micro_batches  # per step of fit
+        self.micro_batches = micro_batches
         self.held_out = held_out
         self.learning_rate = learning_rate
         self.interval = interval
@@ -116,7 +116,7 @@ class Progress(keras.callbacks.Callback):
         )
         self._bar = Bar(stream or sys.stdout)
         self._task = self._bar.add_task("", total=iterations, epoch="", left="")
-        self._steps = done * parts
+        self._steps = done * micro_batches
         self._spent = 0.0  # seconds until the clock started last
         self._began: float | None = None
         self._last: float | None = None  # end of the last execution, or beginning of the epoch
@@ -126,7 +126,7 @@ class Progress(keras.callbacks.Callback):
     @property
     def updates(self) -> int:
         """Updates of the run so far."""
-        return self._steps // self.parts
+        return self._steps // self.micro_batches
 
     @property
     def seconds(self) -> float:

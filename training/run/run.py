@@ -3,7 +3,7 @@ network. A network that is fine-tuned comes with the data, since its file decide
 preprocessing and the size of the images.
 
 An iteration is an update of the weights. With `--accumulate` it takes several steps of
-`fit`, each on a part of the batch.
+`fit`, each on a micro-batch.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class Run:
         network: Network that is saved, measured and exported.
         model: Model that is compiled and fitted: the network, or with `data.on_device`
             a lookup of its training images and then the network.
-        watched: Name of the images whose accuracy the run reports: "held-out" if there
+        monitored: Name of the images whose accuracy the run reports: "held-out" if there
             are any, which also choose the best epoch, else "test".
         split: The same images, if they are measured after every epoch, else None.
         rows: Slice of every batch that this process feeds to the model.
@@ -68,7 +68,7 @@ class Run:
             config, self.data, pretrained = finetune.begin(config, self.data)
         self.config = config
         self.size = networks.image_size(config, self.data)
-        self.watched = "held-out" if self.data.holdout else "test"
+        self.monitored = "held-out" if self.data.holdout else "test"
         self.split = self.data.holdout or (self.data.test if config.data.watch_test else None)
 
         # --- Schedule
@@ -79,10 +79,10 @@ class Run:
         self.rate = plans.learning_rate(config, self.plan)
 
         # --- Batches
-        self.rows = distribution.rows(config.part_size)
+        self.rows = distribution.rows(config.micro_batch_size)
         self.stream = datasets.training_stream(
             self.data,
-            config.part_size,
+            config.micro_batch_size,
             config.data.augmentation,
             self.size,
             config.seed,
@@ -125,9 +125,9 @@ class Run:
     # --- Images
 
     def _with_images(self) -> OnDevice:
-        assert self.data.held is not None
+        assert self.data.in_memory is not None
         options = self.config.data
-        images, mean = self.data.held.images, self.data.preprocessing.mean
+        images, mean = self.data.in_memory.images, self.data.preprocessing.mean
         padded = pad(images, mean, options.padding, options.border)
         return OnDevice(self.network, Cut(padded, options.border))
 
@@ -137,7 +137,7 @@ class Run:
 
     def _labelled(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Return batches whose labels have the form that the loss takes."""
-        if not self.config.has_shares or batches.element_spec[1].shape.rank == 2:
+        if not self.config.has_soft_labels or batches.element_spec[1].shape.rank == 2:
             return batches
         classes = len(self.data.classes)
         return batches.map(lambda images, labels: (images, tf.one_hot(labels, classes)))
@@ -151,10 +151,10 @@ class Run:
         """Return the images of a split as an input of `evaluate`."""
         config = self.config
         batches = datasets.evaluation_batches(
-            self.data, split, config.part_size, config.data.size, self.rows
+            self.data, split, config.micro_batch_size, config.data.size, self.rows
         )
         return self.distribution.evaluation_data(
-            self._labelled(batches), config.part_size, split.size
+            self._labelled(batches), config.micro_batch_size, split.size
         )
 
     # --- Descriptions of the run
@@ -177,11 +177,10 @@ class Run:
             return None
         return callbacks.TorchSeeds(self.config.seed, self.distribution.process, count)
 
-    def place(self, step: int) -> str:
+    def describe_step(self, step: int) -> str:
         """Return a step of `fit` in words."""
-        return (
-            f"iteration {step // self.plan.parts + 1:,} (epoch {step // self.plan.per_epoch + 1})"
-        )
+        iteration, epoch = step // self.plan.micro_batches + 1, step // self.plan.per_epoch + 1
+        return f"iteration {iteration:,} (epoch {epoch})"
 
     def described_data(self) -> dict:
         """Return the part of config.json by which a resumed run recognises its images."""

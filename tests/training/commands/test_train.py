@@ -286,7 +286,7 @@ class TestEndings:
     def test_another_process_trains_in_the_directory(self, tmp_path, capsys, resume):
         run = tmp_path / "run"
         run.mkdir()
-        with runs.held(run):
+        with runs.locked(run):
             message = error_of(capsys, run_train, run, *resume)
         assert f"error: {run} is in use by process {os.getpid()} on " in message
         assert names(run) == []
@@ -297,11 +297,11 @@ class TestEndings:
         """
 
         @contextlib.contextmanager
-        def held(run):
+        def locked(run):
             (run / "config.json").write_text("{}")
             yield
 
-        monkeypatch.setattr(runs, "held", held)
+        monkeypatch.setattr(runs, "locked", locked)
         message = error_of(capsys, run_train, tmp_path / "run")
         assert f"{tmp_path / 'run'} exists and is not empty" in message
         assert names(tmp_path / "run") == ["config.json"]

@@ -47,7 +47,7 @@ def test_every_image_is_one_of_its_results(padding, channels, border):
             assert image.tobytes() in candidates[label]
             drawn.add(candidates[label][image.tobytes()])
     assert len(drawn) == 18 if border == 1 else len(drawn) > 2 * (2 * border - 1) ** 2 / 2
-    np.testing.assert_array_equal(data.held.images, images)  # they are not changed
+    np.testing.assert_array_equal(data.in_memory.images, images)  # they are not changed
 
 
 def test_all_results_are_equally_likely_and_independent():

@@ -312,7 +312,7 @@ class TestFolder:
             assert image.mean(axis=(0, 1)).argmax() == label  # the colour of its class
         with (  # an error of the network is not changed
             pytest.raises(tf.errors.InvalidArgumentError, match="not of an image"),
-            data.naming_broken_images(),
+            data.name_broken_images(),
         ):
             tf.debugging.Assert(False, ["not of an image"])
 
@@ -395,7 +395,7 @@ class TestFolder:
         assert data.preprocessing.size == 224
         with (
             pytest.raises(UserError, match=re.escape(f"1 broken image: {bad[1]}: it cannot")),
-            data.naming_broken_images(),
+            data.name_broken_images(),
         ):
             arrays(data.test)
         (tmp_path / "train" / "cat" / "text.png").write_text("no image")

@@ -180,10 +180,10 @@ def test_other_measurements_are_not_used(measured, capsys, changes):
     found = error_in_table(measured, capsys)
     assert float(found) == pytest.approx(100 * metrics["error"])
     described = runs.read_config(measured / "run")
-    assert measurements.own(measured / "run", described, measured / "run/model.keras") == metrics
+    assert measurements.of_run(measured / "run", described, measured / "run/model.keras") == metrics
     path.write_text(json.dumps(metrics | changes))
     assert error_in_table(measured, capsys) == ""
-    assert measurements.own(measured / "run", described, measured / "run/model.keras") is None
+    assert measurements.of_run(measured / "run", described, measured / "run/model.keras") is None
 
 
 def test_another_data_set_with_the_same_hash(here):
@@ -191,8 +191,8 @@ def test_another_data_set_with_the_same_hash(here):
     described = runs.read_config(here / "run")
     source = Data("folder", dir=here / "photos")
     images = load(source)
-    assert measurements.are_own(images, source, described)
-    assert not measurements.are_own(images, Data("hf:others"), described)
+    assert measurements.are_of_run(images, source, described)
+    assert not measurements.are_of_run(images, Data("hf:others"), described)
 
 
 def test_a_run_of_an_older_version(here):

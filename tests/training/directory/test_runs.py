@@ -49,10 +49,10 @@ class TestHeld:
     def test_by_one_until_its_end(self, tmp_path):
         owner = f"process {os.getpid()} on {socket.gethostname()} since "
         for _ in range(2):
-            with runs.held(tmp_path):
+            with runs.locked(tmp_path):
                 before = (tmp_path / ".lock").read_text()
                 assert before.startswith(owner)
-                with pytest.raises(UserError) as raised, runs.held(tmp_path):
+                with pytest.raises(UserError) as raised, runs.locked(tmp_path):
                     pass
                 assert str(raised.value).startswith(f"{tmp_path} is in use by {owner}")
                 assert (tmp_path / ".lock").read_text() == before
@@ -60,9 +60,9 @@ class TestHeld:
     def test_what_killed_processes_left_is_removed(self, tmp_path):
         for name in (f".model-{16 * 'a'}.keras", "model.keras", ".mine"):
             (tmp_path / name).touch()
-        with runs.held(tmp_path):
+        with runs.locked(tmp_path):
             (tmp_path / ".model-b.keras").touch()  # this process writes it
-            with pytest.raises(UserError), runs.held(tmp_path):
+            with pytest.raises(UserError), runs.locked(tmp_path):
                 pass
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             *(".lock", ".mine", ".model-b.keras", "model.keras")
@@ -73,7 +73,7 @@ class TestHeld:
             raise OSError(errno.ENOSYS, "Function not implemented")
 
         monkeypatch.setattr(fcntl, "flock", flock)
-        with runs.held(tmp_path):
+        with runs.locked(tmp_path):
             pass
 
 

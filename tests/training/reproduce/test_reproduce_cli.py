@@ -82,12 +82,16 @@ def test_only_missing_runs_are_trained(train, tmp_path, capsys):
     train(
         Child(0),
         Child(0),
-        options="--rows resnet110-original --seeds 3 --together 7 --dtype float32",
+        options="--rows resnet110-original --seeds 3 --steps-per-execution 7 --dtype float32",
     )
     assert started(train) == [(TRIAL, 0), (TRIAL, 2)]
     (_, _, options), backend = train.started[0]
     options = from_json(Options, options)
-    assert (options.output, options.together, options.dtype) == (Path("results"), 7, "float32")
+    assert (options.output, options.steps_per_execution, options.dtype) == (
+        Path("results"),
+        7,
+        "float32",
+    )
     assert backend == keras.backend.backend()
     assert "2 of 3 runs are missing." in capsys.readouterr().out
 
@@ -149,7 +153,7 @@ def test_a_real_run(tmp_path):
     [
         ("table1 --rows resnet111", "Unknown row: 'resnet111'. Choose one of: resnet110-original"),
         ("digits --seeds 0", "--seeds must be positive. Received: 0"),
-        ("digits --together -1", "--together must be positive. Received: -1"),
+        ("digits --steps-per-execution -1", "--steps-per-execution must be positive. Received: -1"),
         ("digits --parallel 0", "--parallel must be positive. Received: 0"),
         ("table9", "'table9'"),
     ],

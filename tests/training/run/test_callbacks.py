@@ -215,7 +215,7 @@ def test_a_rate_that_a_callback_changes(tmp_path, monkeypatch):
     def halve(folder):
         return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
 
-    monkeypatch.setattr("training.run.callbacks.of_user", lambda name: halve)
+    monkeypatch.setattr("training.run.callbacks.find", lambda name: halve)
     constant = "--schedule.kind steps --schedule.drops --schedule.length 66 --lr 0.4 --health 5"
     run = run_train(tmp_path / "run", constant, "--callbacks a:b")
     rates = histories.read_table(run / "history.csv")["learning_rate"]

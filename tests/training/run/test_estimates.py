@@ -92,7 +92,7 @@ def test_page(monkeypatch):
         "Model digits_resnet8_preact, 3 units, mixed_bfloat16",
         f"Parameters {run.parameters:,} trained, ",
         f"{2 * products / 1e6:.3g} M per image in the forward pass (",
-        "660 with 64 images each in 4 parts on 2 devices: 30 epochs of 22",
+        "660 with 64 images each in 4 micro-batches on 2 devices: 30 epochs of 22",
         "Memory at most 12.3 GB of a device; ",
         "Learning rate 0.1 at the start, 0.09 at 10 %, 0.075 at 25 %, 0.05 at 50 %, ",
         "at the end; highest 0.1",

@@ -38,7 +38,7 @@ class TestModelOptions:
     def test_whitening_stem_is_computed_from_the_training_images(self):
         config = Config(model=Model("cifar_fast_resnet8", width_factor=0.25), data=Data("digits"))
         with train.started(config, "digits") as run:
-            network, images = run.network, run.data.held.images
+            network, images = run.network, run.data.in_memory.images
             stem = keras.Model(network.input, network.get_layer("stem_conv").output)
             components = stem.predict_on_batch(images).astype("float64")[..., :4]
         # the components of 2 x 2 pixels, with mean 0 and variance 1: none is constant

@@ -75,7 +75,7 @@ class TestLineOfAnEpoch:
 class TestCounting:
     @pytest.mark.parametrize(("together", "parts"), [(1, 1), (4, 1), (2, 2)])
     def test_executions_of_several_steps_and_updates_of_several_parts(self, together, parts):
-        training = Training(together=together, parts=parts)
+        training = Training(together=together, micro_batches=parts)
         for epoch in range(2):
             training.epoch(epoch, 0, 4 * parts // together, 1.0, loss=1.0)
             assert training.progress.updates == 4 * (epoch + 1)
@@ -83,7 +83,7 @@ class TestCounting:
         assert training.progress.figures["images_per_second"] == pytest.approx(rate)
 
     def test_resumption_in_the_middle_of_an_epoch(self):
-        training = Training(done=7, parts=2)
+        training = Training(done=7, micro_batches=2)
         training.now += 3.0  # steps that the resumed process repeats
         training.progress.restore({"seconds": 100.0})
         training.epoch(1, 6, 2, 2.0, loss=1.0)
