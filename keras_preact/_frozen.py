@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_preact._paths import below
+from keras_preact.backend import keras_private
 
 
 class HoldsLayers(keras.Layer):
@@ -64,7 +65,7 @@ def freeze_inside(layer: keras.Layer, paths: Collection[str]) -> None:
 def _inside(layer: keras.Layer) -> dict[str, keras.Layer]:
     return {
         below(layer, inner): inner
-        for inner in layer._flatten_layers(include_self=False)
+        for inner in keras_private.sublayers(layer)
         if inner.path and inner.weights
     }
 

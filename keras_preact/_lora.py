@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from keras_preact.backend import keras_private
+
 
 def merged(layer: keras.Layer) -> dict[int, Any]:
     """Return the values of the weights of a layer by the ids of the variables. The
@@ -11,9 +13,9 @@ def merged(layer: keras.Layer) -> dict[int, Any]:
     """
     kernels: dict[int, Any] = {}
     left_out: set[int] = set()
-    for inner in layer._flatten_layers():
+    for inner in keras_private.layers(layer):
         if getattr(inner, "lora_enabled", False):
-            kernels[id(inner._kernel)] = inner.kernel
+            kernels[id(keras_private.own_kernel(inner))] = inner.kernel
             left_out |= {id(inner.lora_kernel_a), id(inner.lora_kernel_b)}
     return {
         id(weight): kernels.get(id(weight), weight.value)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact.backend import autodiff
+from keras_preact.backend import autodiff, keras_private
 from keras_preact.backend.arrays import as_numpy
 from keras_preact.classifiers import PROBABILITIES, Outputs, activation_of, outputs_of
 from keras_preact.graph import Graph, Step
@@ -155,7 +155,7 @@ def loss_scale(model: keras.Layer, inputs, loss: Callable, training: bool) -> fl
         loss: The function from a list of the model's outputs to the loss.
         training: Whether the model is called in training mode.
     """
-    if not any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
+    if not any(layer.compute_dtype == "float16" for layer in keras_private.layers(model)):
         return 1.0
     with keras.StatelessScope(), autodiff.without_gradients():
         outputs = [

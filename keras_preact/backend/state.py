@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import keras
 
+from keras_preact.backend import keras_private
+
 
 @contextlib.contextmanager
 def kept(model: keras.Model) -> Iterator[None]:
@@ -20,14 +22,15 @@ def kept(model: keras.Model) -> Iterator[None]:
     optimizer = getattr(model, "optimizer", None)
     of_optimizer = optimizer.variables if optimizer is not None else []
     variables = (*model.variables, *of_optimizer, *model.metrics_variables)
-    before = [(each, each._value) for each in variables]
+    before = [(each, keras_private.value_or_none(each)) for each in variables]
     try:
         yield
     except BaseException:
         model.jax_state_sync()  # the values after the last complete step, if there was one
-        model._jax_state = None
+        keras_private.forget_jax_state(model)
         for variable, value in before:
-            if variable._value is None and value is not None and not value.is_deleted():
+            lost = keras_private.value_or_none(variable) is None
+            if lost and value is not None and not value.is_deleted():
                 variable.assign(value)
         raise
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_preact import _checks
-from keras_preact.backend import tf_data
+from keras_preact.backend import keras_private, tf_data
 from keras_preact.layers.batch_norm import BatchNormalization, Statistics
 from keras_preact.wrapped_optimizer import WrappedOptimizer
 
@@ -216,7 +216,7 @@ class SharedOptimizer(WrappedOptimizer):
         object.__setattr__(self, "whole_gradients", whole_gradients)
 
     def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
-        self._step(list(grads), list(trainable_variables or self._trainable_variables))
+        self._step(list(grads), list(trainable_variables or keras_private.built_for(self)))
 
     def release(self) -> None:
         object.__setattr__(self, "_step", self.__wrapped__.apply)
@@ -227,7 +227,9 @@ def with_statistics(model: keras.Model, statistics: Statistics) -> Iterator[None
     """Return a context in which every `kp` batch normalisation of a model, also inside
     stacks of units, computes its statistics as `statistics` says.
     """
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, BatchNormalization)]
+    layers = [
+        layer for layer in keras_private.layers(model) if isinstance(layer, BatchNormalization)
+    ]
     before = [layer.statistics for layer in layers]
     for layer in layers:
         layer.statistics = statistics

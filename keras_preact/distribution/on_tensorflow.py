@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_preact.backend import devices, tf_data
+from keras_preact.backend import devices, keras_private, tf_data
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
 from keras_preact.layers.batch_norm import Statistics, synchronized_moments, tensorflow_kernel
@@ -73,7 +73,7 @@ class Mirrored(Distribution):
         return step
 
     def _check(self, model: keras.Model, options: dict) -> None:
-        if model._distribute_strategy is not self._strategy:
+        if keras_private.strategy_of(model) is not self._strategy:
             raise ValueError(
                 "Make the model inside `with distribution:`, before another one is compiled. "
                 "Received: a model that was made elsewhere"
@@ -85,7 +85,7 @@ class Mirrored(Distribution):
             )
         stacks = [
             layer
-            for layer in model._flatten_layers()
+            for layer in keras_private.layers(model)
             if isinstance(layer, LayerStack) and layer._execution() == "scan"
         ]
         statistics = [each for stack in stacks for each in stack.variables if is_statistic(each)]
@@ -219,7 +219,7 @@ def _looks_at_gradients(optimizer) -> bool:
 def _apply_to_sums(optimizer, gradients: list, variables: list) -> None:
     """Sum the gradients over the replicas, then apply the optimizer once for all."""
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    apply = optimizer._common_apply if scaled else optimizer.apply
+    apply = keras_private.apply_unscaled(optimizer) if scaled else optimizer.apply
 
     def once(strategy, gradients, variables):
         present = [gradient for gradient in gradients if gradient is not None]

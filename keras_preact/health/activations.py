@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_preact import preprocessing
 from keras_preact._paths import below
-from keras_preact.backend import autodiff
+from keras_preact.backend import autodiff, keras_private
 from keras_preact.backend.arrays import as_numpy
 from keras_preact.graph import Graph, has_own_kernel
 from keras_preact.health.weights import Places, WeightPlace
@@ -165,7 +165,7 @@ def _weight_layers(layer: keras.Layer) -> list[keras.Layer]:
     """
     order = {id(variable): i for i, variable in enumerate(layer.variables)}
     first: dict[keras.Layer, int] = {}
-    for each in layer._flatten_layers():
+    for each in keras_private.layers(layer):
         variable = each.kernel if has_own_kernel(each) else None
         if isinstance(each, LayerStack) and _weight_layers(each.template):
             variable = each.variables[0]

@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks
+from keras_preact.backend import keras_private
 from keras_preact.health import findings, outputs
 from keras_preact.health.activations import Activations
 from keras_preact.health.probe import Probe
@@ -302,7 +303,7 @@ class TrainingHealth(keras.callbacks.Callback):
     def _rates(self) -> findings.Rates:
         optimizer = self._probe.inner
         now = float(ops.convert_to_numpy(optimizer.learning_rate))
-        rate = optimizer._learning_rate
+        rate = keras_private.rate(optimizer)
         if self._highest_rate is None and isinstance(
             rate, keras.optimizers.schedules.LearningRateSchedule
         ):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_preact.backend import keras_private
 from keras_preact.health.weights import Watched
 from keras_preact.wrapped_optimizer import WrappedOptimizer, unwrapped
 
@@ -73,7 +74,7 @@ class Probe:
     @property
     def steps(self) -> int:
         """Train steps of the optimizer so far; with accumulated gradients, batches."""
-        return int(ops.convert_to_numpy(self.inner._iterations.value))
+        return int(ops.convert_to_numpy(keras_private.steps(self.inner).value))
 
     def before(self, gradients: Sequence, variables: Sequence) -> "_Before":
         """Return the values before the update that the figures need."""
@@ -116,7 +117,7 @@ class Probe:
 
     def _with_accumulated(self, gradient, variable: keras.Variable, scale):
         """Return the mean of a gradient and the gradients of the batches before it."""
-        collected = self.inner._accumulated_gradients[self.inner._get_variable_index(variable)]
+        collected = keras_private.accumulated_gradient(self.inner, variable)
         gradient = _dense(gradient) if scale is None else _dense(gradient) / scale
         return (gradient + collected) / self.accumulated
 

@@ -5,6 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 
+from keras_preact.backend import keras_private
 from keras_preact.stacks import LayerStack
 from keras_preact.units import ResidualUnit
 
@@ -39,7 +40,7 @@ class Places:
         self._add(model, "")
 
     def _add(self, layer: keras.Layer, models: str) -> None:
-        for inner in layer._flatten_layers(include_self=False, recursive=False):
+        for inner in keras_private.sublayers(layer, nested=False):
             within = f"{models}{inner.name}/" if isinstance(inner, keras.Model) else models
             if isinstance(inner, ResidualUnit | LayerStack):
                 self.owners |= {id(variable): inner for variable in inner.variables}

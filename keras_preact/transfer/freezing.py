@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_preact.backend import keras_private
 from keras_preact.layers import chains
 from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.models.copies import changed_copy
@@ -105,6 +106,6 @@ def _normalization(model: UnitNetwork) -> keras.Layer | None:
 
 
 def _freeze_norms(layer: keras.Layer, norm_class: type[keras.Layer]) -> None:
-    for sublayer in layer._flatten_layers():
+    for sublayer in keras_private.layers(layer):
         if isinstance(sublayer, norm_class):
             sublayer.trainable = False
