@@ -6,9 +6,12 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from keras_preact.export import _check
+from tests.keras_preact.export.test_export import in_this_process
 from tests.training import images as pictures
 from tests.training.calls import (
     TINY,
@@ -18,14 +21,43 @@ from tests.training.calls import (
     words,
 )
 from training import cli, disk
-from training.commands import compare, train
+from training.commands import compare, evaluate, train
 from training.commands.analyze.__main__ import analyze as analyze_command
 from training.commands.export import export
 from training.config import Data
 from training.data import load
-from training.directory import measurements, runs
+from training.directory import curves, measurements, models, runs
 
 OPTIONS = "--data.dir photos --data.size 8 --batch-size 4 --health 0 --data.augmentation none"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    """Load each network once, and neither compute logits nor draw: what a measurement is
+    called, and where it is used, is the subject.
+    """
+    load, loaded = models.load, {}
+
+    def of_file(path):
+        content = path.read_bytes()
+        if content not in loaded:
+            loaded[content] = load(path)
+        return loaded[content]
+
+    def classify(opened, images, batch_size, size, views, split):
+        """The logits of a network that takes every third image for another class."""
+        labels = np.asarray(split.labels)
+        answers = np.where(np.arange(len(labels)) % 3, labels, 1 - labels)
+        return 2.0 * np.eye(opened.outputs)[answers], labels
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "load", of_file)
+        patch.setattr(evaluate, "_classify", classify)
+        patch.setattr(evaluate, "draw_confusion", lambda numbers, classes, path: path.touch())
+        patch.setattr(evaluate, "draw_reliability", lambda curves, path: path.touch())
+        patch.setattr(curves, "draw", lambda histories, path, *_: path.touch())
+        patch.setattr(_check, "replay", in_this_process)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +136,6 @@ def test_file_of_each_measurement(here, options, file):
 
 
 def arrays(path) -> None:
-    import numpy as np
-
     x = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), "uint8")
     y = np.array([0, 1] * 4)
     np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
