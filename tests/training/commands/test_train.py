@@ -144,10 +144,15 @@ def test_holdout_chooses_the_best_checkpoint(everything):
         ([f"c{i}" for i in range(11, 23)], "12 classes: c11, c12, c13, .*, c20 and 2 more\n"),
     ],
 )
-def test_the_first_lines_name_the_classes(names, words, tmp_path, capsys):
+def test_the_first_lines_name_the_classes(names, words, tmp_path, capsys, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit.Fit, "train", interrupted)  # the lines are printed before
     pictures.write_folder(tmp_path / "pictures", classes=names, images=1, size=(8, 8))
     options = f"--data.dir {tmp_path / 'pictures'} --data.size 8 --batch-size 2 --health 0"
-    train.main(["folder_small", *TINY, *options.split(), "--output", str(tmp_path / "run")])
+    with pytest.raises(SystemExit):
+        train.main(["folder_small", *TINY, *options.split(), "--output", str(tmp_path / "run")])
     assert re.search(f"^{words}Run directory: ", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -163,22 +168,33 @@ class Zeros(keras.callbacks.Callback):
         setattr(self, when, self.zero)
 
 
+HELD_OUT, WATCHED = "--data.holdout 200 --health 0", "--data.watch-test --health 0"
+ENDS = {
+    "restored": lambda folder: keras.callbacks.EarlyStopping(
+        "val_loss", mode="max", patience=5, restore_best_weights=True
+    ),
+    "train_end": lambda folder: Zeros("on_train_end"),
+    "epoch_end": lambda folder: Zeros("on_epoch_end"),
+}
+
+
 @pytest.mark.parametrize(
-    "made",
+    ("images", "end"),
     [
-        lambda folder: keras.callbacks.EarlyStopping(
-            "val_loss", mode="max", patience=5, restore_best_weights=True
+        (HELD_OUT, "restored"),
+        (WATCHED, "train_end"),
+        (HELD_OUT, "epoch_end"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.soak)
+            for pair in ((WATCHED, "restored"), (HELD_OUT, "train_end"), (WATCHED, "epoch_end"))
         ),
-        lambda folder: Zeros("on_train_end"),
-        lambda folder: Zeros("on_epoch_end"),
     ],
 )
-@pytest.mark.parametrize("images", ["--data.holdout 200", "--data.watch-test --health 0"])
 def test_the_accuracy_of_a_run_is_that_of_its_saved_network(
-    images, made, tmp_path, monkeypatch, capsys
+    images, end, tmp_path, monkeypatch, capsys
 ):
     module = types.ModuleType("callbacks_of_a_test")
-    module.made = made
+    module.made = ENDS[end]
     monkeypatch.setitem(sys.modules, "callbacks_of_a_test", module)
     options = "--schedule.length 24 --steps-per-epoch 8 --callbacks callbacks_of_a_test:made"
     run = run_train(tmp_path / "run", options, images)
