@@ -119,12 +119,32 @@ def trained_weights(model) -> set[str]:
     return {place.name for weight in model.trainable_weights for place in find.of(weight)}
 
 
-@pytest.mark.parametrize("stacked", [False, True], ids=["separate", "stacked"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("copy", COPIES)
-def test_copies_keep_what_is_frozen(copy, way, stacked, tmp_path):
+@functools.cache
+def frozen(way, stacked):
+    """A partly frozen network. Copies leave it as it is."""
     model = network(stacked)
     way(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("copy", "way", "stacked"),
+    [
+        # separate and stacked units in turn; the other half is slow
+        pytest.param(
+            copy,
+            way,
+            stacked,
+            id=f"{copy}-{way.__name__}-{'stacked' if stacked else 'separate'}",
+            marks=pytest.mark.soak if (i + j + stacked) % 2 else (),
+        )
+        for i, copy in enumerate(COPIES)
+        for j, way in enumerate(WAYS)
+        for stacked in (False, True)
+    ],
+)
+def test_copies_keep_what_is_frozen(copy, way, stacked, tmp_path):
+    model = frozen(way, stacked)
     expected = trained_weights(model)
     assert expected < all_trained(stacked)
     assert trained_weights(COPIES[copy](model, tmp_path)) == expected
@@ -138,8 +158,10 @@ def test_fit_changes_nothing_that_is_frozen(way):
     for model in models:
         way(model)
         before = harness.weights(model)
-        harness.compiled(model, jit_compile=False)
-        model.fit(harness.images(4, 6, 6, 3), np.arange(4), batch_size=2, verbose=0)
+        # one of the ways in a graph: TensorFlow takes seconds to trace one
+        eagerly = keras.backend.backend() == "tensorflow" and way is not freeze_norms
+        harness.compiled(model, jit_compile=False, run_eagerly=eagerly)
+        model.fit(harness.images(4, 6, 6, 3), np.arange(4), verbose=0)
         statistics = {w.path for w in model.weights if "moving_" in w.path}
         own = {weight.path for weight in model.trainable_weights}
         if way is freeze_first_weights:
