@@ -2,6 +2,8 @@
 classes, channels, samples, refusals. The other libraries' networks are the reference.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -102,7 +104,8 @@ def imagenet(stages, **options):
     return model
 
 
-#: Sources of the converters. Each is one of five classes and of images of `SHAPE`.
+#: Sources of the converters. Each is one of five classes and of images of `SHAPE`, and is made
+#: once: converters leave it as it is.
 SOURCES = {
     "timm": lambda: kp.weights.to_timm(imagenet((1, 1, 1, 1), width_factor=1 / 8, **RAW)),
     "torch_cifar": lambda: kp.weights.to_torch_cifar(
@@ -114,6 +117,7 @@ SOURCES = {
     "keras_hub": lambda: kp.weights.to_keras_hub(imagenet((1, 1), **RAW)),
     "keras_applications": applications,
 }
+SOURCES = {name: functools.cache(make) for name, make in SOURCES.items()}
 
 
 @pytest.fixture(scope="module", params=SOURCES)
