@@ -8,7 +8,6 @@ call the destructor at any moment, and training would freeze.
 import os
 from typing import Any
 
-import keras
 import numpy as np
 
 #: Images that a pipeline decodes and augments at the same time.
@@ -33,6 +32,8 @@ def of_array(x: np.ndarray, batch_size: int) -> dict[str, Any]:
     """Return the arguments of Keras' `predict` for an array. On TensorFlow, Keras would
     make an autotuned pipeline of it.
     """
+    import keras  # not at the top: a server, which has no Keras, uses `untuned`
+
     if keras.backend.backend() != "tensorflow":
         return {"x": x, "batch_size": batch_size}
     import tensorflow as tf

@@ -13,6 +13,7 @@ from keras_preact.backend import tf_data
 from keras_preact.classifiers import Outputs
 from keras_preact.export import _children, _scores
 from keras_preact.export._children import ExportError
+from keras_preact.export.version import INT8
 
 BATCH_SIZES = (1, 3)
 
@@ -196,7 +197,8 @@ def compare_accuracy(
         images = np.moveaxis(images, 1, -1)
     starts = range(0, len(images), LABELLED_BATCH)
     batches = {str(i): images[i : i + LABELLED_BATCH] for i in starts}
-    got = replay(path, batches, folder, "int8" if precision == "int8" else "saved_model")
+    served = (path / INT8, "int8") if precision == "int8" else (path, "saved_model")
+    got = replay(served[0], batches, folder, served[1])
     exported = np.concatenate([got[f"{i}/logits"] for i in starts])
     expected_accuracy, accuracy = (
         float((scores.outputs.answers(x) == labels).mean()) for x in (logits, exported)

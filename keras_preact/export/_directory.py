@@ -3,46 +3,45 @@ or not at all.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from keras_preact import _checks, atomic
-from keras_preact.export import versions
-
-CARD = "model_card.json"
-#: The card of a version, in the version's folder.
-OWN_CARD = Path("assets.extra") / CARD
-#: A version's network in 8 bits for OpenVINO, in the version's folder. Its weights are beside it in
-#: a file that ends in .bin.
-INT8 = Path("assets.extra") / "int8.xml"
+from keras_preact.export.version import (
+    BUILT,
+    CARD,
+    HIGHEST,
+    OWN_CARD,
+    VersionError,
+    name_problem,
+    numbered,
+    obstacle,
+    sha256,
+)
 
 
 def next_version(directory: Path) -> int:
-    return max(versions.numbered(directory), default=0) + 1
+    return max(numbered(directory), default=0) + 1
 
 
 def check_version(directory: Path, version: int | None) -> None:
     """Raise a ValueError for a version that cannot be written."""
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(
-            "`directory` must be a folder, or a path that does not exist yet. Received: "
-            f"{directory}, a file"
-        )
+    if problem := obstacle(directory):
+        raise VersionError(directory, problem)
     name = directory.resolve().name
-    if problem := versions.name_problem(name):
+    if problem := name_problem(name):
         raise ValueError(f"`directory` needs another name. {problem} Received: {name!r}")
     following = next_version(directory)
     if version is not None:
         _checks.positive_int(version, "version")
-    if (following if version is None else version) > versions.HIGHEST:
+    if (following if version is None else version) > HIGHEST:
         raise ValueError(
-            f"`version` must be at most {versions.HIGHEST}. Received: version={version}; the next "
+            f"`version` must be at most {HIGHEST}. Received: version={version}; the next "
             f"free version of {directory} is {following}"
         )
-    if version in versions.numbered(directory):
+    if version in numbered(directory):
         raise ValueError(
             f"{directory} has a version {version}, and a version is never overwritten. The "
             f"next free one is {following}; version=None takes it. Received: version={version}"
@@ -58,7 +57,7 @@ def workshop(directory: Path) -> Iterator[Path]:
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with atomic.workshop(directory, versions.BUILT) as temporary:
+        with atomic.workshop(directory, BUILT) as temporary:
             yield temporary
     finally:
         for folder in made:
@@ -114,21 +113,15 @@ def _update_card(directory: Path) -> None:
     Other processes do so, too: the one that writes last finds all versions.
     """
     done: int | None = -1
-    while (highest := max(versions.numbered(directory), default=None)) != done:
+    while (highest := max(numbered(directory), default=None)) != done:
         done = highest
         if highest is None:
             (directory / CARD).unlink(missing_ok=True)
             continue
-        card = versions.numbered(directory)[highest] / OWN_CARD
+        card = numbered(directory)[highest] / OWN_CARD
         if card.is_file():
             with atomic.replacing(directory / CARD) as temporary:
                 temporary.write_bytes(card.read_bytes())
-
-
-def sha256(path: Path) -> str:
-    """Return the hash of a file's content, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(folder: Path) -> None:

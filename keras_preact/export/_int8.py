@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_preact.export import _children
-from keras_preact.export._directory import INT8
+from keras_preact.export.version import INT8, Version
 
 #: Packages of the extra `int8`.
 MODULES = ("nncf", "openvino")
@@ -22,7 +22,7 @@ BATCH = 32
 
 
 def write(version: Path, images: np.ndarray, folder: Path) -> None:
-    """Write the network of an exported version in 8 bits, from a process without Keras.
+    """Write the network of an exported version in 8 bits, in another process.
 
     Args:
         version: Folder of the SavedModel.
@@ -43,16 +43,14 @@ def main(version: str, file: str) -> None:
     import nncf
     import openvino as ov
 
-    from keras_preact.serving import engines, loading
-
-    frozen, _ = loading.read_functions(Path(version))
+    network, _ = Version(Path(version)).functions()
     images = np.load(file)
     n = -(-len(images) // BATCH)
     batches = [images[i::n] for i in range(n)]  # each has all classes, even if sorted by class
     # The default preset has symmetric ranges for all activations. It is meant for networks in which
     # every activation is the output of a ReLU. A unit's sum is not.
     quantized = nncf.quantize(
-        engines.openvino_model(frozen),
+        network.openvino_model(),
         nncf.Dataset(batches),
         subset_size=len(batches),
         preset=nncf.QuantizationPreset.MIXED,

@@ -39,7 +39,7 @@ def _int8(path: str) -> Callable:
     import openvino as ov
 
     options = {"INFERENCE_PRECISION_HINT": "bf16"}  # as in the server's engine
-    compiled = ov.Core().compile_model(f"{path}/assets.extra/int8.xml", "CPU", options)
+    compiled = ov.Core().compile_model(path, "CPU", options)
     return lambda images: {
         name: compiled([images])[name] for name in ("logits", "probabilities", "features")
     }

@@ -2,51 +2,18 @@
 graph.
 """
 
-import dataclasses
 import logging
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from keras_preact.export.version import Frozen
 from keras_preact.serving.settings import Settings
 
 Engine = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    """A TensorFlow function of images with its weights as constants in the graph.
-
-    Args:
-        function: TensorFlow function from images to a list of tensors.
-        outputs: Names of these tensors.
-        int8: File of the same network in 8 bits for OpenVINO, if there is one.
-    """
-
-    function: Any
-    outputs: tuple[str, ...]
-    int8: Path | None = None
-
-
-def freeze(core) -> Frozen:
-    """Return a function of a SavedModel with its variables turned into constants.
-
-    Engines fold constants into the operations that use them. In TensorFlow, ResNet-50
-    computes one image 1.3 to 1.6 times as fast, but 32 images no faster, and in
-    bfloat16 slower (`training/benchmark/measured/serving.json`).
-    """
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    [concrete] = core.concrete_functions
-    # The tensors of a dictionary come in the order of its sorted keys.
-    return Frozen(
-        convert_variables_to_constants_v2(concrete), tuple(sorted(concrete.structured_outputs))
-    )
 
 
 def use_threads(threads: int | None) -> None:
@@ -89,37 +56,6 @@ def tensorflow(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     return run
 
 
-def _with_constants_as_bytes(graph):
-    """Return a GraphDef that stores constants of 16-bit numbers as bytes. OpenVINO does
-    not read lists of such numbers.
-    """
-    import tensorflow as tf
-
-    for node in graph.node:
-        tensor = node.attr["value"].tensor
-        if node.op == "Const" and tensor.half_val:
-            content = tf.make_ndarray(tensor).tobytes()
-            tensor.ClearField("half_val")
-            tensor.tensor_content = content
-    return graph
-
-
-def openvino_model(frozen: Frozen) -> Any:
-    """Return the network as OpenVINO's model, with the names of the outputs."""
-    import openvino as ov
-
-    # openvino.convert_model needs no file, but it reports its use over the network.
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "frozen.pb"
-        file.write_bytes(
-            _with_constants_as_bytes(frozen.function.graph.as_graph_def()).SerializeToString()
-        )
-        model = ov.Core().read_model(file)
-    for name, tensor in zip(frozen.outputs, frozen.function.outputs, strict=True):
-        model.output(tensor.name).get_tensor().add_names({name})
-    return model
-
-
 def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     """Compute with OpenVINO on the CPU: in 8 bits from `frozen.int8`, otherwise the
     graph, in float32 or bfloat16.
@@ -136,7 +72,7 @@ def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     if settings.threads is not None:
         options["INFERENCE_NUM_THREADS"] = settings.threads
     # The graph itself is not kept: OpenVINO has its own copy of the weights.
-    model = ov.Core().read_model(frozen.int8) if frozen.int8 else openvino_model(frozen)
+    model = ov.Core().read_model(frozen.int8) if frozen.int8 else frozen.openvino_model()
     # one request object is enough: the batcher has one thread
     request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
 

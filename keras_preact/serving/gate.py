@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from keras_preact.export.versions import HIGHEST, number_of
+from keras_preact.export.version import HIGHEST, number_of
 from keras_preact.serving.batching import Outputs
 from keras_preact.serving.errors import NotFound, RequestError, TooBusy, TooLarge, Unavailable
 from keras_preact.serving.metrics import Metrics

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keras_preact import _checks
-from keras_preact.export.versions import GRAPH, entries, layout, name_problem, walk
+from keras_preact.export.version import VersionError, layout, models, name_problem, walk
 from keras_preact.serving import version_policy
 from keras_preact.serving.errors import NotFound, Unavailable
-from keras_preact.serving.loading import LoadError
 from keras_preact.serving.servable import Servable
 from keras_preact.serving.settings import Settings
 from keras_preact.serving.tensors import shortened
@@ -26,7 +25,7 @@ Files = frozenset[tuple[str, int, int]]
 
 
 @dataclass(eq=False)
-class Version:
+class ServedVersion:
     """A version of a model and its state, in TensorFlow Serving's words. It belongs to
     the event loop.
 
@@ -100,7 +99,7 @@ class Repository:
     def __init__(self, settings: Settings, load: Callable[[Path, Settings], Servable]):
         self._settings = settings
         self._load = load
-        self._models: dict[str, dict[int, Version]] = {}
+        self._models: dict[str, dict[int, ServedVersion]] = {}
         self._labels: dict[str, dict[str, int]] = {}
         self._unread: dict[str, str] = {}
         self._misplaced: dict[str, str] = {}
@@ -181,7 +180,7 @@ class Repository:
         """Return the names of the models, in order."""
         return sorted(self._models)
 
-    def status(self, name: str) -> list[Version]:
+    def status(self, name: str) -> list[ServedVersion]:
         """Return a model's versions in ascending order, without those that were never
         to be served, and without failed ones below the versions that are served.
 
@@ -271,7 +270,7 @@ class Repository:
             if len(kept) == count:
                 break
             tried.add(number)
-            version = versions.setdefault(number, Version(name, number))
+            version = versions.setdefault(number, ServedVersion(name, number))
             if version.state in ("LOADING", "END"):
                 await self._try(version, paths.get(number))
             if version.state == "AVAILABLE" and number in paths:
@@ -290,7 +289,7 @@ class Repository:
         is_misplaced = folder.is_dir() and (paths or not wanted)
         return (found.problem if is_misplaced else "") or (paths and name_problem(name)) or ""
 
-    async def _try(self, version: Version, path: Path | None) -> None:
+    async def _try(self, version: ServedVersion, path: Path | None) -> None:
         """Load a version, unless it does not exist or these very files failed before.
         The status quotes no other library.
         """
@@ -307,8 +306,8 @@ class Repository:
         version.failed_files = files
         try:
             version.servable = await asyncio.to_thread(self._load, path, self._settings)
-        except LoadError as error:
-            version.enter("END", "INVALID_ARGUMENT", str(error))
+        except VersionError as error:
+            version.enter("END", "INVALID_ARGUMENT", error.problem)
         except Exception as error:
             log.exception("loading failed")
             reason = f"Loading it failed ({type(error).__name__}); the server's log says more."
@@ -337,27 +336,6 @@ def _warn(problems: dict[str, str], known: dict[str, str], text: str) -> None:
         if reason != known.get(name):
             what = f"model {name}" if name else "the folder of models"
             log.warning(f"%s{text}", what, reason, extra={"model": name})
-
-
-def models(directory: Path) -> tuple[dict[str, Path], str]:
-    """Return the folders that may hold versions of a model, by the model's name: the
-    entries of `directory`, or `directory` itself if it has versions. The text says what
-    is wrong with `directory`, if anything.
-
-    Raises:
-        OSError: if `directory` exists and cannot be read.
-    """
-    directory = Path(os.path.abspath(directory))  # "." alone has no name
-    found = layout(directory)
-    if found.versions:
-        return {directory.name: directory}, ""
-    names = entries(directory)
-    if GRAPH in names:  # its folders belong to this version
-        return {path.name: path for path in found.models}, found.problem
-    folders = {name: directory / name for name in names}
-    if any(folder.is_dir() for folder in folders.values()):
-        return folders, ""
-    return folders, "It holds no folder of a model. Export a model into it, or serve another one."
 
 
 def files_of(folder: Path) -> Files:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact.export.class_scores import of_classes
+from keras_preact.export.version import class_scores
 from keras_preact.serving.batching import Batcher
 from keras_preact.serving.errors import RequestError, TooBusy, TooLarge
 from keras_preact.serving.tensors import Signature
@@ -138,7 +138,7 @@ class Servable:
         """Return the most probable classes of each example, `(n, top_k)`: their names,
         scores and int32 indices. The first of equal classes comes first.
         """
-        probabilities = of_classes(probabilities, len(self.classes))
+        probabilities = class_scores(probabilities, len(self.classes))
         order = (-probabilities).argsort(axis=-1, kind="stable")
         indices = order[:, : self.top_k].astype(np.int32)
         return {

@@ -13,7 +13,7 @@ from typing import Annotated
 import pydantic
 from pydantic import Field
 
-from keras_preact.export.versions import HIGHEST
+from keras_preact.export.version import HIGHEST
 
 FILE = "version_policy.json"
 

@@ -52,6 +52,35 @@ def registering_modules():
                 yield ".".join(parts).removesuffix(".__init__")
 
 
+def imported_names(path):
+    """Return the full names that a module imports from the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__")
+
+
+def test_imports_go_down_and_use_public_names():
+    """Nobody imports the server, the library nothing of `training`, and a package or
+    `training` no private name of a package of the library.
+    """
+    for path in [*FOLDER.rglob("*.py"), *(FOLDER.parent / "training").rglob("*.py")]:
+        top, package, *_ = path.relative_to(FOLDER.parent).parts
+        for name in imported_names(path):
+            parts = name.split(".")
+            if top == "keras_preact":
+                assert parts[0] != "training", (path, name)
+                assert parts[:2] != ["keras_preact", "serving"] or package == "serving", path
+            if parts[0] == "keras_preact" and (top == "training" or parts[1:2] != [package]):
+                first = 1 if top == "training" else 2  # the library shares keras_preact._checks
+                assert not any(map(is_private, parts[first:])), (path, name)
+
+
 @pytest.mark.backend
 def test_a_fresh_process(tmp_path):
     model = kp.models.resnet_cifar(20, width_factor=0.25, input_shape=(8, 8, 1), stacked=True)

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -392,7 +391,7 @@ def _open(path: Path, checkpoint: str) -> Subject:
         return dataclasses.replace(opened, classes=described.get("classes"), described=described)
     if path.suffix == ".keras" and path.is_file():
         return _of_keras(models.load(path), path, Path(f"evaluation-{path.stem}"), None)
-    if (path / "model_card.json").is_file():
+    if path.is_dir():
         return _open_saved_model(path)
     name, _, weights = str(path).partition(":")
     if weights:
@@ -433,29 +432,30 @@ def _of_keras(model, path: Path, output: Path, data: Data | None) -> Subject:
 def _open_saved_model(path: Path) -> Subject:
     import tensorflow as tf
 
-    with reading(f"{path / 'model_card.json'} is damaged"):
-        card = json.loads((path / "model_card.json").read_text())
-        version = path / str(card["version"])
-    with reading(f"{version} is damaged or missing"):
+    from keras_preact.export.version import find
+
+    version = find(path)
+    with version.reading_card() as card:
+        classes, precision, described = list(card["classes"]), card["precision"], card["run"] or {}
+    with reading(f"{version.path} is damaged"):
         # kept alive by the closure: a signature alone does not hold its weights
-        loaded = tf.saved_model.load(str(version))
+        loaded = tf.saved_model.load(str(version.path))
 
     def logits(images: np.ndarray) -> np.ndarray:
         serve = loaded.signatures["serving_default"]
         return serve(images=tf.constant(images, tf.float32))["logits"].numpy()
 
-    described = card.get("run") or {}
     options = described.get("config")
     _, inputs = loaded.signatures["serving_default"].structured_input_signature
     return Subject(
-        path=version,
+        path=version.path,
         output=Path(f"evaluation-{path.name}"),
-        outputs=len(card["classes"]),
+        outputs=len(classes),
         size=inputs["images"].shape[1],
         logits=logits,
-        precision=card.get("precision", "float32"),
+        precision=precision,
         data=from_json(Data, options["data"]) if options else None,
-        classes=card["classes"],
+        classes=classes,
         described=described if options else None,
     )
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -209,14 +208,16 @@ def _fitted_temperature(metrics: dict | None, run: Path) -> float:
 
 def _report(exported: Path, source: Path, precision: str) -> None:
     """Print what was written and how it compares with the network in `source`."""
-    card = json.loads((exported / "assets.extra" / "model_card.json").read_text(encoding="utf-8"))
+    from keras_preact.export.version import CARD, Version
+
+    with Version(exported).reading_card() as card:
+        parameters, check = card["parameters"]["total"], card["check"]
     size = sum(file.stat().st_size for file in exported.rglob("*") if file.is_file())
     print(
-        f"Wrote {exported} ({filesize.decimal(size)}, {card['parameters']['total']:,} parameters) "
-        f"and {exported.with_name('model_card.json')}.\n"
+        f"Wrote {exported} ({filesize.decimal(size)}, {parameters:,} parameters) "
+        f"and {exported.with_name(CARD)}.\n"
         f"Loaded with TensorFlow alone, its outputs match {source}. The largest differences:"
     )
-    check = card["check"]
     for key, largest in check["largest_difference"].items():
         print(f"  {key} {largest:.1e} (allowed {check['allowed_difference'][key]:.1e})")
     if accuracy := check.get("accuracy"):

@@ -4,7 +4,6 @@ Needs TensorFlow and NumPy, no Keras. The model decodes the files itself, as in 
 server.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import tyro
 
 from .. import cli
-from ..errors import UserError, check_positive, command, reading
+from ..errors import UserError, check_positive, checking, command
 from ..imports import networks_left_out
 
 
@@ -43,22 +42,28 @@ def predict(
     if not images:
         raise UserError(f"Name at least one image file: {command('predict', model, 'IMAGE')}")
     check_positive(top=top)
-    path = version_path(model, version)
+    if (model / "config.json").is_file():
+        raise UserError(
+            f"{model} is a run. Export it first: {command('export', model, '--name', 'NAME')}"
+        )
     with networks_left_out():
-        from keras_preact.export import class_scores
-    card = read_card(path)
-    classes = card["classes"]
+        from keras_preact.export.version import class_scores, find
+    with checking():
+        exported = find(model, version)
+        with exported.reading_card() as card:
+            classes = list(card["classes"])
+            crops = (card.get("preprocessing") or {}).get("crop") is not None
+    path = exported.path
     files = [read_file(image) for image in images]
     loaded = load(path)
     # Decode all images first: a broken one is an error before anything is printed.
     pixels = [decode(loaded, *named) for named in zip(images, files, strict=True)]
-    crops = (card.get("preprocessing") or {}).get("crop") is not None
     for change in changes(images, files, pixels, crops):
         print(f"warning: {change}", file=sys.stderr)
     width = max(map(len, classes))
     for image, batch in zip(images, pixels, strict=True):
         outputs = loaded.core(batch)["probabilities"].numpy()
-        [probabilities] = class_scores.of_classes(outputs, len(classes))
+        [probabilities] = class_scores(outputs, len(classes))
         if not np.isfinite(probabilities).all():
             raise UserError(
                 f"The probabilities for {image} are not finite: the weights in {path} are damaged."
@@ -66,55 +71,6 @@ def predict(
         print(image)
         for i in np.argsort(-probabilities, kind="stable")[:top]:
             print(f"  {classes[i]:<{width}}  {100 * probabilities[i]:6.2f} %")
-
-
-def version_path(model: Path, version: int | None) -> Path:
-    """Return the directory of a version of an exported model; None is the highest version."""
-    if (model / "config.json").is_file():
-        raise UserError(
-            f"{model} is a run. Export it first: {command('export', model, '--name', 'NAME')}"
-        )
-    if not model.is_dir():
-        others = sorted(str(card.parent) for card in model.parent.glob("*/model_card.json"))
-        hint = (
-            f"Exported models: {', '.join(others)}."
-            if others
-            else f"{command('export')} writes one."
-        )
-        raise UserError(f"There is no exported model {model}. {hint}")
-    with networks_left_out():
-        from keras_preact.export import versions
-    found = versions.layout(model)
-    if found.models:
-        inside = ", ".join(map(str, found.models))
-        raise UserError(f"{model} holds exported models. Name one: {inside}.")
-    if not found.versions and (model / versions.GRAPH).is_file():
-        # a version itself, perhaps under the name of a link to it
-        own = {versions.number_of(path.name) for path in (model.absolute(), model.resolve())}
-        if version is None or version in own:
-            return model
-        raise UserError(
-            f"{model} is itself a version, but not version {version}. Omit --version, or name the "
-            "folder above it."
-        )
-    if not found.versions:
-        raise UserError(f"{model} is not an exported model. {found.problem}")
-    if version is not None and version not in found.versions:
-        raise UserError(
-            f"{model} has no version {version}. It has: {', '.join(map(str, found.versions))}."
-        )
-    return found.versions[max(found.versions) if version is None else version]
-
-
-def read_card(path: Path) -> dict[str, Any]:
-    """Return the model card of a version, which has the names of the classes."""
-    files = [path / "assets.extra" / "model_card.json", path.parent / "model_card.json"]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        raise UserError(f"{path} has no model_card.json, which holds the class names.")
-    with reading(f"{file} is not a model card of keras-preact"):
-        card = json.loads(file.read_text(encoding="utf-8"))
-        return card | {"classes": list(card["classes"])}
 
 
 def read_file(path: Path) -> bytes:

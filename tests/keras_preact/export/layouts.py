@@ -33,6 +33,35 @@ LAYOUTS = {
     "an export that is being written": ({".export-x/version": ""}, {}, ""),
 }
 
+NO_VERSION = r"It has no version, which is .* Found: {}\. Export a model into it\."
+#: A path of `build_places` to what is wrong with it as a model, and who takes it nevertheless.
+PLACES = {
+    "m": ("", {"find", "export", "serve"}),
+    "m/0": (r"It is itself a version, 0\. Use the folder above it, the model\.", {"find"}),
+    "models": ("It holds models, not versions: 'm', 'n'. Use it as the folder of", set()),
+    "models/m": ("", {"find", "export", "serve"}),
+    "v": (r"It holds saved_model\.pb in 'v1', but a version is", {"export"}),
+    "flat": ("It holds saved_model.pb itself, but a version is .* into a folder 1", {"find"}),
+    "run": (NO_VERSION.format("'checkpoints', 'history.csv'"), {"export"}),
+    "empty": (NO_VERSION.format("nothing"), {"export"}),
+    "file": ("It is a file, not a folder.", set()),
+    "missing": ("There is no such folder. ", {"export"}),
+}
+
+
+def build_places(folder: Path) -> None:
+    """Make the paths of the table, except the one that is missing."""
+    for place, files in {
+        "m": {"0": "", "0001": "", "latest": "0001"},
+        "models": {"m/1": "", "n/1": ""},
+        "v": {"v1": ""},
+        "flat": {"saved_model.pb": "file"},
+        "run": {"checkpoints": None, "history.csv": "file"},
+        "empty": {},
+    }.items():
+        build(folder / place, files)
+    (folder / "file").write_text("mine")
+
 
 def build(folder: Path, files: dict[str, str | None]) -> None:
     """Make a folder of the table."""

@@ -18,13 +18,12 @@ from keras_preact.classifiers import PROBABILITIES, Outputs
 from keras_preact.export import (
     _check,
     _children,
-    _directory,
     _flat,
     _replay,
     _scores,
-    _warmup,
     saved_model,
 )
+from keras_preact.export.version import INT8, Version
 from tests.keras_preact import harness
 from tests.keras_preact.export import image_files
 from tests.keras_preact.export.networks import grouped, stacked_with_dropout, two_stages
@@ -187,7 +186,7 @@ def test_wrong_images_are_refused(export):
 def test_warm_up_requests_run(export):
     """One for each signature and batch size."""
     found = []
-    for signature, inputs in _warmup.read(export.path):
+    for signature, inputs in Version(export.path).warm_up_requests():
         [n] = {len(value) for value in export(signature, **inputs).values()}
         found.append((signature, n))
     assert sorted(found) == sorted((name, n) for name in export.loaded.signatures for n in (1, 3))
@@ -401,11 +400,11 @@ def test_int8(labelled, tmp_path, monkeypatch):
     assert card["calibration_images"] == 8
     outputs = loaded.core(tf.constant(images))
     harness.close(outputs["logits"], model.predict(images, verbose=0))
-    assert str(_directory.INT8) in card["files"]
-    found = in_this_process(tmp_path / "m/1", {"0": images}, tmp_path, "int8")
+    assert str(INT8) in card["files"]
+    found = in_this_process(tmp_path / "m/1" / INT8, {"0": images}, tmp_path, "int8")
     for name, values in outputs.items():
         assert np.corrcoef(found[f"0/{name}"].ravel(), values.numpy().ravel())[0, 1] > 0.9
-    graph = ov.Core().read_model(tmp_path / "m/1" / _directory.INT8)
+    graph = ov.Core().read_model(tmp_path / "m/1" / INT8)
     in_8_bits = [op for op in graph.get_ops() if op.get_element_type() == ov.Type.i8]
     assert len(in_8_bits) >= 13  # a stem and six units of two convolutions
 
@@ -419,7 +418,8 @@ def test_the_accuracy_that_is_lost_has_a_limit(tmp_path, monkeypatch, precision)
         return np.stack([right, ~right], axis=-1).astype("float32")
 
     def replay(path, batches, folder, runtime):
-        assert runtime == {"bfloat16": "saved_model", "int8": "int8"}[precision]
+        served = {"bfloat16": (tmp_path, "saved_model"), "int8": (tmp_path / INT8, "int8")}
+        assert (path, runtime) == served[precision]
         assert [len(images) for images in batches.values()] == [32, 8]
         return {"0/logits": logits(wrong)[:32], "32/logits": logits(wrong)[32:]}
 

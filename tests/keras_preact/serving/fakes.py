@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from keras_preact.export.version import VersionError
 from keras_preact.preprocessing import InputRange
 from keras_preact.serving import server
 from keras_preact.serving.app import create_app
 from keras_preact.serving.batching import Batcher
-from keras_preact.serving.loading import LoadError
 from keras_preact.serving.repository import Repository
 from keras_preact.serving.servable import ImageDecoder, Servable
 from keras_preact.serving.settings import Settings
@@ -90,7 +90,7 @@ def decode(files):
 def load(path: Path, settings: Settings) -> Servable:
     """Load the version 7 of `toy`; every other one is broken."""
     if path.parts[-2:] != ("toy", "7"):
-        raise LoadError("It is broken.")
+        raise VersionError(path, "It is broken.")
     return Servable(
         "toy",
         7,

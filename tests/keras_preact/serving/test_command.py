@@ -11,10 +11,10 @@ from unittest import mock
 
 import pytest
 
+from keras_preact.export.version import VersionError
 from keras_preact.serving import __main__ as command
 from keras_preact.serving import app as app_module
 from keras_preact.serving import server as server_module
-from keras_preact.serving.loading import LoadError
 from keras_preact.serving.repository import Repository
 from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.server_process import (
@@ -122,7 +122,7 @@ def test_a_signal_while_the_first_model_loads_ends_it_at_once(tmp_path, monkeypa
     def load(path, settings):
         os.kill(os.getpid(), number)
         ended.append(one.ended.wait(20))  # a load that does not end before the process
-        raise LoadError("It is broken.")
+        raise VersionError(path, "It is broken.")
 
     ended = []
     one = Command(tmp_path, monkeypatch, load)
@@ -139,7 +139,7 @@ def test_a_signal_while_a_new_version_loads_ends_it_at_once(tmp_path, monkeypatc
         assert one.said.wait(60)
         os.kill(os.getpid(), signal.SIGTERM)
         ended.append(one.ended.wait(20))
-        raise LoadError("It is broken.")
+        raise VersionError(path, "It is broken.")
 
     ended = []
     one = Command(tmp_path, monkeypatch, load)

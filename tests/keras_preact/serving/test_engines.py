@@ -1,15 +1,14 @@
 """The engines compute what the SavedModel does."""
 
-import gc
-import weakref
 from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
+from keras_preact.export.version import freeze
 from keras_preact.serving import engines
 from keras_preact.serving.settings import Settings
-from tests.keras_preact.serving.server_process import SavedModel, random_images
+from tests.keras_preact.serving.server_process import random_images
 
 #: Largest difference, times the largest value: of float32, and of bfloat16, which has 8 bits, after
 #: some roundings.
@@ -18,7 +17,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 16 * 2.0**-8}
 
 @pytest.fixture
 def frozen(saved_model):
-    return engines.freeze(saved_model.loaded.core)
+    return freeze(saved_model.loaded.core)
 
 
 def images(number):
@@ -43,14 +42,3 @@ def test_the_outputs_are_the_models_for_every_batch_size(
             assert outputs[name].dtype == np.float32
             tolerance = TOLERANCE[precision] * max(1, np.abs(wanted).max())
             np.testing.assert_allclose(outputs[name], wanted, rtol=0, atol=tolerance)
-
-
-def test_a_frozen_function_holds_no_variable(version, tmp_path):
-    loaded = SavedModel(version).loaded
-    variables = [weakref.ref(variable) for variable in loaded.core.concrete_functions[0].variables]
-    frozen = engines.freeze(loaded.core)
-    del loaded
-    gc.collect()
-    assert {variable() for variable in variables} == {None}
-    outputs = engines.tensorflow(frozen, Settings(tmp_path), "float32")(images(2))
-    assert outputs.keys() == set(frozen.outputs)

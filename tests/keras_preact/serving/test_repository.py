@@ -14,10 +14,9 @@ from unittest import mock
 
 import pytest
 
-from keras_preact.export.versions import layout, number_of
+from keras_preact.export.version import VersionError, layout, number_of
 from keras_preact.serving import repository as module
 from keras_preact.serving.errors import NotFound, Unavailable
-from keras_preact.serving.loading import LoadError
 from keras_preact.serving.repository import Repository
 from keras_preact.serving.settings import Settings
 from tests.keras_preact.export import layouts
@@ -52,7 +51,7 @@ class Loader:
     """Loads what holds "good", never two at once. Holds on while `open` is not set."""
 
     def __init__(self, error: BaseException | None = None):
-        self.error = error or LoadError("The file is broken.")
+        self.error = error or VersionError(Path("models/m/1"), "The file is broken.")
         self.open = threading.Event()
         self.open.set()
         self.loaded: list[Loaded] = []
@@ -335,7 +334,10 @@ async def test_a_new_version_takes_over_without_a_gap(tmp_path):
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (LoadError("It is of a newer one."), ("INVALID_ARGUMENT", "It is of a newer one.")),
+        (
+            VersionError(Path("/secret"), "It is of a newer one."),
+            ("INVALID_ARGUMENT", "It is of a newer one."),
+        ),
         (
             OSError("/secret"),
             ("INTERNAL", "Loading it failed (OSError); the server's log says more."),

@@ -260,9 +260,10 @@ class TestRun:
         }
         options = ["run", "--name", "digits", "--output", "exported", "--temperature", "fitted"]
         cli.main("export", export_command.export, options)
-        run_evaluate("exported/digits", "--output", "again")
-        again = metrics_of(tmp_path / "again")
-        assert again["model"] == "exported/digits/1"
+        for path in ("exported/digits", "exported/digits/1"):
+            run_evaluate(path, "--output", "again")
+            again = metrics_of(tmp_path / "again")
+            assert again["model"] == "exported/digits/1"
         assert again["loss"] == pytest.approx(metrics["calibrated"]["loss"], rel=1e-4)
         assert again["calibrated"]["temperature"] == pytest.approx(1, abs=1e-3)
         card = json.loads((tmp_path / "exported/digits/model_card.json").read_text())

@@ -4,8 +4,6 @@ with TensorFlow alone.
 
 import json
 import re
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,7 +40,6 @@ def save_model(
         files = tf.TensorSpec([None], tf.string)
         module.decode = tf.function(decode, input_signature=[files], autograph=False)
     tf.saved_model.save(module, str(path))
-    (path.parent / "model_card.json").write_text(json.dumps({"classes": CLASSES}))
     (path / "assets.extra").mkdir(exist_ok=True)
     card = {"classes": classes, "preprocessing": preprocessing and preprocessing.to_dict()}
     (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
@@ -87,47 +84,23 @@ def test_takes_the_highest_version(models, images, capsys):
     assert best.startswith("  RIGHT ")
 
 
-@pytest.fixture
-def placed(models, tmp_path):
-    """Version 2 of `gray` under other names and in other places."""
-    for place in ("m/0", "m/0001", "flat", "v/v1"):
-        shutil.copytree(models / "gray" / "2", tmp_path / place)
-    (tmp_path / "m" / "latest").symlink_to("0001")
-    for name, (files, _, _) in layouts.LAYOUTS.items():
-        layouts.build(tmp_path / "layouts" / name, files)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("model", "version", "found"),
-    [
-        *[("m", 0, "m/0"), ("m", 1, "m/0001"), ("m", None, "m/0001")],
-        *[("m/0", 0, "m/0"), ("m/0001", 1, "m/0001"), ("m/latest", None, "m/latest")],
-        *[("flat", None, "flat"), ("v/v1", None, "v/v1"), ("m/latest", 1, "m/latest")],
-    ],
-)
-def test_finds_a_version_in_every_place(placed, images, capsys, monkeypatch, model, version, found):
-    assert predict.version_path(placed / model, version) == placed / found
-    monkeypatch.chdir(placed / model)
-    assert predict.version_path(Path(), version).resolve() == (placed / found).resolve()
-    options = [] if version is None else ["--version", str(version)]
-    predict.main([".", str(images / "right.png"), *options])
+def test_a_folder_of_a_version_is_that_version(models, images, capsys, monkeypatch):
+    monkeypatch.chdir(models / "gray" / "2")
+    predict.main([".", str(images / "right.png"), "--version", "2"])
     assert "right side" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", layouts.LAYOUTS)
-def test_says_why_a_folder_is_no_model(placed, images, capsys, name):
-    _, versions, words = layouts.LAYOUTS[name]
-    folder = placed / "layouts" / name
-    if versions:
-        path = predict.version_path(folder, None)
-        assert path == folder / versions[max(versions)]
-    elif name == "flat":
-        assert predict.version_path(folder, None) == folder
-    else:
-        text = error_of(capsys, folder, images / "right.png")
-        expected = "Name one: .*/a, .*/b" if name == "models" else words
-        assert re.search(expected or "is not an exported model", text)
+@pytest.mark.parametrize(
+    "place", [place for place, (_, taken_by) in layouts.PLACES.items() if "find" not in taken_by]
+)
+def test_says_why_a_path_is_no_model(tmp_path, images, capsys, place):
+    """`evaluate`, which takes files and names too, says the same about folders."""
+    layouts.build_places(tmp_path / "places")
+    path, (words, _) = tmp_path / "places" / place, layouts.PLACES[place]
+    sentence = f"{re.escape(str(path))} cannot be used as an exported model. {words}"
+    assert re.search(sentence, error_of(capsys, path, images / "right.png"))
+    if path.is_dir():
+        assert re.search(sentence, calls.error_of(capsys, calls.run_evaluate, path))
 
 
 SQUARE, WIDE = (16, 16), (16, 8)
@@ -183,10 +156,10 @@ def test_errors(models, images, tmp_path, capsys):
     (images / "half.png").write_bytes(half[: len(half) * 3 // 4])
     (images / "text.png").write_text("no image")
     Image.new("L", (200, 6)).save(images / "large.png")
-    damaged = tmp_path / "m"
-    (damaged / "1").mkdir(parents=True)
+    damaged, card = tmp_path / "m", tmp_path / "m" / "1" / "assets.extra" / "model_card.json"
+    card.parent.mkdir(parents=True)
     (damaged / "1" / "saved_model.pb").write_bytes(b"junk")
-    (damaged / "model_card.json").write_text("{}")
+    card.write_text("{}")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")
 
@@ -195,12 +168,11 @@ def test_errors(models, images, tmp_path, capsys):
 
     save_model(tmp_path / "nan" / "1", core=nan)
     for arguments, word in (
-        ((models / "grey", image), f"Exported models: {gray}"),
-        ((tmp_path / "nothing" / "m", image), "keras-preact export writes one."),
+        ((models / "grey", image), "Models beside it: 'gray', 'rgb', 'without files'."),
         ((gray, image, "--version", 3), "It has: 2, 10."),
         ((gray, image, "--version", 0), "It has: 2, 10."),
         ((gray, image, "--version", -1), "It has: 2, 10."),
-        ((gray / "2", image, "--version", 10), "itself a version, but not version 10. Omit"),
+        ((gray / "2", image, "--version", 10), "itself a version, but not version 10. Use"),
         ((images / "run", image), "is a run. Export it first"),
         ((models / "without files", image), "does not take image files"),
         ((gray, image, "--top", 0), "must be positive"),
@@ -208,11 +180,11 @@ def test_errors(models, images, tmp_path, capsys):
         ((gray, image, images / "text.png"), "text.png: it is no PNG or JPEG."),
         ((gray, image, images / "large.png"), "large.png: it is 200 x 6 pixels; at most 1000"),
         ((gray, image, images / "half.png"), "half.png: it is damaged."),
-        ((damaged, image), "is not a model card"),
+        ((damaged, image), "model_card.json cannot be read: KeyError('classes')"),
         ((tmp_path / "nan", image), "are not finite"),
     ):
         assert word in error_of(capsys, *arguments)
-    (damaged / "model_card.json").write_text(json.dumps({"classes": CLASSES}))
+    card.write_text(json.dumps({"classes": CLASSES}))
     assert "saved_model.pb" in error_of(capsys, damaged, image)
 
 
