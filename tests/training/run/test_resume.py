@@ -166,7 +166,7 @@ def kill(event, values):
         os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(kill)
-from training import train
+from training.commands import train
 train.main(sys.argv[2:])
 """
 
