@@ -22,9 +22,12 @@ class HoldsLayers(keras.Layer):
         """Freeze what the configuration says, at the end of `build`."""
         freeze_inside(self, self._frozen_layers)
 
+    def frozen_paths(self) -> list[str]:
+        """Return the paths of the frozen layers inside, also before `build`."""
+        return frozen_inside(self) if self.built else list(self._frozen_layers)
+
     def get_config(self) -> dict[str, Any]:
-        paths = frozen_inside(self) if self.built else list(self._frozen_layers)
-        return super().get_config() | {"frozen_layers": paths}
+        return super().get_config() | {"frozen_layers": self.frozen_paths()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]):

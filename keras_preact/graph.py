@@ -143,7 +143,7 @@ class LayerUnit(Unit):
 
     @property
     def is_plain(self) -> bool:
-        return not self.template.shortcut.reads_input
+        return not self.template.h.reads_input
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,10 @@
 and zero padding for units that change the shape.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -12,54 +14,158 @@ from keras_preact import _checks, initializers
 from keras_preact._objects import in_config
 from keras_preact.layers import chains, spatial
 
+#: Settings in older configurations of shortcuts, which were layers: those of every layer, and those
+#: that a unit decides.
+_OF_LAYERS = ("name", "trainable", "dtype", "activity_regularizer", "autocast")
+_OF_UNITS = ("data_format", "filters", "strides")
 
-class Shortcut(keras.Layer):
-    """The base class of shortcuts: takes `x` and `F(x)` and returns `h(x) + F(x)`.
 
-    `x` and `F(x)` have the same shape, unless the shortcut `projects`.
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """The place of a shortcut: what its unit decides about its layers.
 
-    A `ResidualUnit` uses the instance that it gets as a template: every unit makes its
-    own copy, with its own weights.
-
-    To add a shortcut, write a subclass with its own `paths` and register it with
-    `keras.saving.register_keras_serializable`.
+    Args:
+        rank: Number of dimensions of x, with the batch.
+        channels: Number of channels of F(x).
+        strides: Strides of a shortcut that `projects`; 1 for the others.
+        kernel_initializer: Initialiser of a kernel. The shortcut may have its own.
+        data_format, dtype: Settings of the unit; dtype is a policy.
     """
 
-    #: Part of its weights' paths.
-    place = "shortcut"
-    #: Whether it has a gate, and so a gate bias.
-    gated = False
-    #: Whether it reads x at all.
-    reads_input = True
-    #: Whether its own convolution can change the shape, so that no projection is needed before it.
-    projects = False
-    #: Initialiser of its weight; None for the unit's.
-    kernel_initializer: keras.initializers.Initializer | None = None
+    rank: int
+    channels: int
+    strides: int
+    kernel_initializer: Any
+    data_format: str
+    dtype: Any
 
-    def at(self, place: str) -> "Shortcut":
-        """Return a new shortcut like this one. Its seeds are derived from the seeds of
-        this one and `place`, such as the name of a unit.
+    def weight(self, **settings: Any) -> keras.Layer:
+        """Make a 1x1 convolution, or for vectors a dense layer, that returns as many
+        channels as F(x).
         """
-        config = self.get_config()
-        if self.kernel_initializer is not None:
-            config["kernel_initializer"] = initializers.spawn(self.kernel_initializer, place)
-        if config.get("seed") is not None:
-            config["seed"] = initializers.derive_seed(config["seed"], place)
-        return type(self).from_config(config)
+        defaults = {
+            "strides": self.strides,
+            "data_format": self.data_format,
+            "kernel_initializer": self.kernel_initializer,
+            "name": "conv" if self.rank == 4 else "dense",
+            "dtype": self.dtype,
+        }
+        return chains.weight(self.channels, 1 if self.rank == 4 else None, **defaults | settings)
 
-    def paths(self, x, residual, training=None) -> tuple:
+    def normalization(self, kind: chains.Normalization) -> list[keras.Layer]:
+        """Make a normalisation: a list with one layer, or an empty list for `"none"`."""
+        axis = spatial.channel_axis(self.data_format, self.rank)
+        return chains.normalization(kind, axis, self.channels, name="norm", dtype=self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shortcut:
+    """The base class of shortcuts: what `x` and `F(x)` contribute to `h(x) + F(x)`.
+
+    A shortcut has options and no weights. Each unit calls `layers` to make the layers
+    of its own shortcut, and `paths` to combine their output with `F(x)`.
+
+    To add a shortcut, write a frozen dataclass with its options as fields and register it
+    with `keras.saving.register_keras_serializable`. An option `kernel_initializer` or
+    `seed` gets other values in each unit.
+
+    Attributes:
+        place: Part of the paths of its weights.
+        gated: Whether it has a gate with an initial bias, its option `bias`.
+        reads_input: Whether it reads x at all.
+        projects: Whether its own layers can change the shape of x, so that no projection
+            is needed before them.
+
+    Example:
+
+    >>> import dataclasses
+    >>> import keras
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> @keras.saving.register_keras_serializable("mine")
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Mixed(kp.shortcuts.Shortcut):
+    ...     share: float = 0.5
+    ...
+    ...     def layers(self, site):
+    ...         return [site.weight(use_bias=False)]
+    ...
+    ...     def paths(self, x, residual, transformed):
+    ...         return (1 - self.share) * x + self.share * transformed, residual
+    >>> unit = kp.ResidualUnit(16, shortcut=Mixed(share=0.1))
+    >>> tuple(unit(np.zeros((2, 8, 8, 16), "float32")).shape)
+    (2, 8, 8, 16)
+    """
+
+    place: ClassVar[str] = "shortcut"
+    gated: ClassVar[bool] = False
+    reads_input: ClassVar[bool] = True
+    projects: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checks.plain(getattr(self, field.name)))
+
+    def layers(self, site: Site) -> list[keras.Layer]:
+        """Make the layers that transform x, in order; none by default."""
+        return []
+
+    def paths(self, x, residual, transformed) -> tuple:
         """Return the two tensors that are added: one from the shortcut, or None if
         there is no shortcut, and one from the branch.
+
+        Args:
+            x: The input of the shortcut. It has the shape of F(x), unless the shortcut
+                `projects`.
+            residual: F(x).
+            transformed: Output of `layers` for x, in any form; x itself without layers.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} must define `paths(x, residual, training=None)`."
+            f"{type(self).__name__} must define `paths(x, residual, transformed)`."
         )
 
-    def call(self, x, residual, training=None):
-        return add(*self.paths(x, residual, training))
+    def at(self, place: str) -> "Shortcut":
+        """Return this shortcut with seeds that are derived from its seeds and `place`,
+        such as the name of a unit.
+        """
+        changes: dict[str, Any] = {}
+        if (kernel := getattr(self, "kernel_initializer", None)) is not None:
+            changes["kernel_initializer"] = initializers.spawn(kernel, place)
+        if (seed := getattr(self, "seed", None)) is not None:
+            changes["seed"] = initializers.derive_seed(seed, place)
+        return dataclasses.replace(self, **changes)
 
-    def compute_output_shape(self, x_shape, residual_shape=None):
-        return x_shape if residual_shape is None else residual_shape
+    def get_config(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Shortcut":
+        old = {*_OF_LAYERS, *_OF_UNITS} - {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in config.items() if key not in old})
+
+
+class ShortcutLayers(keras.Layer):
+    """The layers of a shortcut in one unit.
+
+    Args:
+        shortcut: The shortcut.
+        layers: The result of its `layers`.
+        dtype: Policy of the unit.
+    """
+
+    def __init__(self, shortcut: Shortcut, layers: list[keras.Layer], dtype: Any):
+        super().__init__(name=shortcut.place, dtype=dtype)
+        self.of = shortcut
+        self.transform = layers  # files of weights contain this name
+
+    def build(self, input_shape):
+        if self.transform:
+            shape = chains.build_chain(self.transform[:-1], input_shape)
+            self.transform[-1].build(shape)  # its output may be several tensors
+
+    def paths(self, x, residual, training=None) -> tuple:
+        """Return what `Shortcut.paths` returns."""
+        return self.of.paths(x, residual, chains.run_chain(self.transform, x, training))
 
 
 def add(shortcut, residual):
@@ -68,14 +174,16 @@ def add(shortcut, residual):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
 class Identity(Shortcut):
     """`x + F(x)`: the clean shortcut (Table 1, first row: 6.61 %)."""
 
-    def paths(self, x, residual, training=None):
+    def paths(self, x, residual, transformed):
         return x, residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
 class NoShortcut(Shortcut):
     """`F(x)`: the plain network, which the paper counts as constant scaling with a
     shortcut factor of 0.
@@ -83,11 +191,12 @@ class NoShortcut(Shortcut):
 
     reads_input = False
 
-    def paths(self, x, residual, training=None):
+    def paths(self, x, residual, transformed):
         return None, residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
 class ConstantScaling(Shortcut):
     """`shortcut * x + residual * F(x)` with two constant factors.
 
@@ -99,171 +208,137 @@ class ConstantScaling(Shortcut):
     Source: Sec. 3.1, Fig. 2 (b) and Table 1.
     """
 
-    def __init__(self, shortcut: float = 0.5, residual: float = 0.5, **kwargs):
-        super().__init__(**kwargs)
-        self.shortcut = float(shortcut)
-        self.residual = float(residual)
+    shortcut: float = 0.5
+    residual: float = 0.5
 
-    def paths(self, x, residual, training=None):
+    def paths(self, x, residual, transformed):
         return self.shortcut * x, self.residual * residual
 
-    def get_config(self):
-        return super().get_config() | {"shortcut": self.shortcut, "residual": self.residual}
 
-
-class _WeightedShortcut(Shortcut):
+@dataclasses.dataclass(frozen=True)
+class _Weighted(Shortcut):
     """A shortcut with a 1x1 convolution, or for vectors with a dense layer."""
 
-    def __init__(
-        self, *, normalization="none", kernel_initializer=None, data_format=None, **kwargs
-    ):
-        super().__init__(**kwargs)
-        self.normalization = chains.get_normalization(normalization)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.data_format = spatial.data_format_of(data_format)
+    normalization: Any = dataclasses.field(default="none", kw_only=True)
+    kernel_initializer: Any = dataclasses.field(default=None, kw_only=True)
 
-    def _build_weight(self, input_shape, filters=None, strides=1, **kwargs):
-        """Make and build the convolution, and the normalisation after it if there is
-        one.
-        """
-        rank = len(input_shape)
-        axis = spatial.channel_axis(self.data_format, rank)
-        filters = filters or input_shape[axis]
-        weight = chains.weight(
-            filters,
-            1 if rank == 4 else None,
-            strides=strides,
-            data_format=self.data_format,
-            kernel_initializer=self.kernel_initializer or "glorot_uniform",
-            name="conv" if rank == 4 else "dense",
-            dtype=self.dtype_policy,
-            **kwargs,
-        )
-        self.transform = [
-            weight,
-            *chains.normalization(
-                self.normalization, axis, filters, name="norm", dtype=self.dtype_policy
-            ),
-        ]
-        chains.build_chain(self.transform, input_shape)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kernel = keras.initializers.get(self.kernel_initializer)
+        object.__setattr__(self, "normalization", chains.get_normalization(self.normalization))
+        object.__setattr__(self, "kernel_initializer", kernel)
+
+    def weight(self, site: Site, **settings: Any) -> list[keras.Layer]:
+        """Make the weight, and the normalisation after it if there is one."""
+        kernel = self.kernel_initializer or site.kernel_initializer
+        weight = site.weight(kernel_initializer=kernel, **settings)
+        return [weight, *site.normalization(self.normalization)]
 
     def get_config(self):
         return super().get_config() | {
             "normalization": chains.normalization_config(self.normalization),
             "kernel_initializer": in_config(self.kernel_initializer),
-            "data_format": self.data_format,
         }
 
 
-class _Gating(_WeightedShortcut):
+@dataclasses.dataclass(frozen=True)
+class _Gating(_Weighted):
+    bias: float = -6.0
+
     place = "gate"
     gated = True
 
-    def __init__(self, bias: float = -6.0, **kwargs):
-        super().__init__(**kwargs)
-        self.bias = float(bias)
-
-    def build(self, input_shape, residual_shape=None):
-        self._build_weight(
-            input_shape, bias_initializer=keras.initializers.Constant(self.bias), use_bias=True
-        )
-
-    def gate(self, x, training=None):
-        """`g(x) = sigmoid(W_g x + b_g)`, with the shape of x and values in (0, 1)."""
-        return ops.sigmoid(chains.run_chain(self.transform, x, training))
-
-    def get_config(self):
-        return super().get_config() | {"bias": self.bias}
+    def layers(self, site):
+        start = keras.initializers.Constant(self.bias)
+        return self.weight(site, use_bias=True, bias_initializer=start)
 
 
 @keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
 class ExclusiveGating(_Gating):
-    """`(1 - g(x)) * x + g(x) * F(x)`, as in highway networks.
+    """`(1 - g(x)) * x + g(x) * F(x)` with `g(x) = sigmoid(W_g x + b_g)`, as in highway
+    networks.
 
     Args:
         bias: Initial value of b_g. A more negative value opens the shortcut further.
             0 to -5 failed, -6 gave 8.70 %.
         normalization: Normalisation between the gate's convolution and its sigmoid; the
             paper mentions none.
+        kernel_initializer: Initialiser of W_g; None for the unit's.
 
     Source: Sec. 3.1, Fig. 2 (c) and Table 1.
     """
 
-    def paths(self, x, residual, training=None):
-        gate = self.gate(x, training)
+    def paths(self, x, residual, transformed):
+        gate = ops.sigmoid(transformed)
         return (1 - gate) * x, gate * residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
 class ShortcutOnlyGating(_Gating):
-    """`(1 - g(x)) * x + F(x)`.
+    """`(1 - g(x)) * x + F(x)` with `g(x) = sigmoid(W_g x + b_g)`.
 
     Args:
         bias: Initial value of b_g: 0 gave 12.86 %, -6 gave 6.91 %.
-        normalization: Normalisation between the gate's convolution and its sigmoid; the
-            paper mentions none.
+        normalization, kernel_initializer: See `ExclusiveGating`.
 
     Source: Sec. 3.1, Fig. 2 (d) and Table 1.
     """
 
-    def paths(self, x, residual, training=None):
-        return (1 - self.gate(x, training)) * x, residual
+    def paths(self, x, residual, transformed):
+        return (1 - ops.sigmoid(transformed)) * x, residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class Conv1x1(_WeightedShortcut):
+@dataclasses.dataclass(frozen=True)
+class Conv1x1(_Weighted):
     """`W x + F(x)` with a 1x1 convolution in every unit (option C of arXiv 1512.03385;
     Table 1: 12.22 %).
 
     Args:
-        filters: Number of output channels. None: the number of input channels.
-        strides: Stride of the convolution. A unit that changes the shape sets both.
         normalization: Normalisation after the convolution; the paper mentions none.
+        kernel_initializer: Initialiser of W; None for the unit's.
 
     Source: Sec. 3.1, Fig. 2 (e) and Table 1.
     """
 
     projects = True
 
-    def __init__(self, filters: int | None = None, strides: int = 1, **kwargs):
-        super().__init__(**kwargs)
-        if filters is not None:
-            _checks.positive_int(filters, "filters")
-        _checks.positive_int(strides, "strides")
-        self.filters, self.strides = _checks.plain((filters, strides))
+    def layers(self, site):
+        return self.weight(site, use_bias=False)
 
-    def build(self, input_shape, residual_shape=None):
-        self._build_weight(input_shape, self.filters, self.strides, use_bias=False)
-
-    def paths(self, x, residual, training=None):
-        return chains.run_chain(self.transform, x, training), residual
-
-    def get_config(self):
-        return super().get_config() | {"filters": self.filters, "strides": self.strides}
+    def paths(self, x, residual, transformed):
+        return transformed, residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
 class Dropout(Shortcut):
     """`dropout(x) + F(x)`: in training a share of `rate` of x is set to 0 and the rest
     is multiplied by `1 / (1 - rate)`.
 
     At inference it is the identity. The paper's net failed with a rate of 0.5.
 
+    Args:
+        rate: Share of the entries that are dropped.
+        seed: Seed of the masks; None for a random one.
+
     Source: Sec. 3.1, Fig. 2 (f) and Table 1.
     """
 
-    def __init__(self, rate: float = 0.5, seed: int | None = None, **kwargs):
-        super().__init__(**kwargs)
-        _checks.fraction(rate, "rate")
-        self.rate = _checks.plain(rate)
-        self.seed = seed = _checks.plain(seed)
-        self.dropout = keras.layers.Dropout(self.rate, seed=seed, dtype=self.dtype_policy)
+    rate: float = 0.5
+    seed: int | None = None
 
-    def paths(self, x, residual, training=None):
-        return self.dropout(x, training=training), residual
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.fraction(self.rate, "rate")
 
-    def get_config(self):
-        return super().get_config() | {"rate": self.rate, "seed": self.seed}
+    def layers(self, site):
+        return [keras.layers.Dropout(self.rate, seed=self.seed, dtype=site.dtype)]
+
+    def paths(self, x, residual, transformed):
+        return transformed, residual
 
 
 #: Name to class; every class can be made without arguments.
@@ -307,7 +382,8 @@ def get(shortcut: str | dict | Shortcut, gate_bias: float | None = None) -> Shor
             f"`gate_bias` needs a shortcut with a gate: {gated}. Received: "
             f"gate_bias={gate_bias!r}, shortcut={shortcut!r}"
         )
-    return type(made).from_config(made.get_config() | {"bias": gate_bias})
+    changes: dict[str, Any] = {"bias": gate_bias}
+    return dataclasses.replace(made, **changes)
 
 
 @keras.saving.register_keras_serializable("keras_preact")

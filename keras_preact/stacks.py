@@ -187,7 +187,7 @@ class LayerStack(HoldsLayers):
         inside = config.pop("frozen_layers", None) or frozen_inside(template)
         self._frozen_layers = tuple(f"{template.name}/{path}" for path in inside)
         with keras.StatelessScope(initialize_variables=False):
-            self._body = _Body(chains.remade(type(template), config, trainable=True))
+            self._body = _Body(_made(type(template), config, trainable=True))
             for variable in self._body.template.variables:
                 self._body.initial[id(variable)] = _initializer_of(variable)
         # one of the stack's layers, for loops over all layers that freeze or measure them; it is
@@ -483,7 +483,8 @@ class LayerStack(HoldsLayers):
 
     def _new_unit(self, i: int) -> keras.Layer:
         template = self._body.template
-        unit = chains.like(template)(name=self._name_of(i), trainable=self.trainable)
+        config = arguments_of(template) | {"name": self._name_of(i)}
+        unit = _made(type(template), config, trainable=self.trainable)
         _build_by_call(unit, self.get_build_config()["input_shape"])
         freeze_inside(unit, frozen_inside(template))
         return unit
@@ -589,8 +590,7 @@ class UnitStack(LayerStack):
         if stochastic_depth is not None:
             stochastic_depth = _check_rates(stochastic_depth, depth)
             if isinstance(unit, ResidualUnit):  # a config of this stack holds the rate already
-                config = unit.get_config() | {"stochastic_depth": max(stochastic_depth)}
-                unit = type(unit).from_config(config)
+                unit = unit.changed(stochastic_depth=max(stochastic_depth))
         self.stochastic_depth = stochastic_depth
         super().__init__(unit, depth, **kwargs)
 
@@ -678,6 +678,15 @@ class UnitStack(LayerStack):
     def get_config(self):
         rates = self.stochastic_depth
         return super().get_config() | {"stochastic_depth": rates and list(rates)}
+
+
+def _made(layer_class: type[keras.Layer], config: dict, *, trainable: bool) -> keras.Layer:
+    """Make a layer. The configurations of some layers, such as Keras' SpatialDropout1D,
+    do not contain `trainable`.
+    """
+    if "trainable" in config:
+        config = config | {"trainable": trainable}
+    return layer_class.from_config(config)
 
 
 def _check_rates(rates: Sequence[float], depth: int) -> list[float]:

@@ -1,5 +1,6 @@
 """ResidualUnit: `x_{l+1} = f(h(x_l) + F(x_l))` with any arrangement, shortcut and branch."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import keras
@@ -169,8 +170,7 @@ class ResidualUnit(HoldsLayers):
         self.block: Any = blocks.get(block)
         self.strides = _checks.plain(strides)
         self.arrangement = arrangements.get(arrangement)
-        # a function: `build` makes the shortcut from it
-        self._make_shortcut = chains.like(shortcuts.get(shortcut))
+        self.h = shortcuts.get(shortcut)
         self.shape_shortcut = shape_shortcut
         self.activate_shape_shortcut = activate_shape_shortcut
         self.downsampling = downsampling
@@ -200,7 +200,7 @@ class ResidualUnit(HoldsLayers):
             "block": blocks.serialize(self.block),
             "strides": self.strides,
             "arrangement": arrangements.serialize(self.arrangement),
-            "shortcut": in_config(self._make_shortcut()),
+            "shortcut": in_config(self.h),
             "shape_shortcut": self.shape_shortcut,
             "activate_shape_shortcut": self.activate_shape_shortcut,
             "downsampling": self.downsampling,
@@ -229,13 +229,26 @@ class ResidualUnit(HoldsLayers):
         Two units with the same seeded initialiser start with the same values, unless
         `at` made them.
         """
-        config = self.get_config() | {
+        own: dict[str, Any] = {
             "name": name,
             "kernel_initializer": initializers.spawn(self.kernel_initializer, name),
             "bias_initializer": initializers.spawn(self.bias_initializer, name),
-            "shortcut": self._make_shortcut().at(name),
+            "shortcut": self.h.at(name),
         }
-        return type(self).from_config(config | changes)
+        return self.changed(**own | changes)
+
+    def changed(self, **changes: Any) -> "ResidualUnit":
+        """Return a new unit with the arguments of this one, except `changes`."""
+        unit = type(self)(**self.arguments() | changes)
+        unit._frozen_layers = tuple(self.frozen_paths())
+        return unit
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of this unit. A subclass with further arguments adds
+        them.
+        """
+        shared = {name: getattr(self, name) for name in _ARGUMENTS}
+        return shared | {"shortcut": self.h, "dtype": self.dtype_policy}
 
     @property
     def channels_out(self) -> int:
@@ -247,13 +260,10 @@ class ResidualUnit(HoldsLayers):
 
     def build(self, input_shape):
         axis, channels = self._check_input(input_shape)
-        template = self._make_shortcut()
         dilated = getattr(self.block, "dilated_strides", 1)
         # dilation takes the place of strides: the unit has the weights of the unit with strides
         changes_shape = self.strides * dilated > 1 or channels != self.channels_out
-        shortcut_projects = (
-            changes_shape and template.projects and self.shape_shortcut != "zero_pad"
-        )
+        shortcut_projects = changes_shape and self.h.projects and self.shape_shortcut != "zero_pad"
         self._activate_both = changes_shape and self.activate_shape_shortcut
 
         # F
@@ -269,20 +279,22 @@ class ResidualUnit(HoldsLayers):
         # h, after the layers that give x the shape of F(x)
         with keras.name_scope("projection"):
             strides, shape_change = self.strides, []
-            if changes_shape and template.reads_input:
+            if changes_shape and self.h.reads_input:
                 shape_change = self._pooling("projection")
                 strides = 1 if shape_change else strides
                 if not shortcut_projects:
                     shape_change += self._projection(axis, strides)
             self.shape_change = shape_change
             changed = chains.build_chain(self.shape_change, input_shape)
-        self.shortcut = self._make_shortcut(
-            name=template.place,
-            kernel_initializer=template.kernel_initializer or self._kernel("shortcut"),
+        site = shortcuts.Site(
+            rank=len(input_shape),
+            channels=self.channels_out,
+            strides=strides if shortcut_projects else 1,
+            kernel_initializer=self._kernel("shortcut"),
             data_format=self.data_format,
             dtype=self.dtype_policy,
-            **({"filters": self.channels_out, "strides": strides} if shortcut_projects else {}),
         )
+        self.shortcut = shortcuts.ShortcutLayers(self.h, self.h.layers(site), self.dtype_policy)
         self.shortcut.build(changed if shortcut_projects else shape)
 
         # f
@@ -429,6 +441,12 @@ class ResidualUnit(HoldsLayers):
         if self.use_bias == options.UNLESS_NORM:
             return not (after and chains.is_norm(after[0]))
         return bool(self.use_bias)
+
+
+#: Arguments of a unit that are attributes with the same names.
+_ARGUMENTS = tuple(
+    name for name in inspect.signature(ResidualUnit).parameters if name not in ("shortcut", "dtype")
+)
 
 
 class Trace(NamedTuple):

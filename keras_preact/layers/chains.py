@@ -159,8 +159,8 @@ def has_gamma(layer: keras.Layer) -> bool:
 
 
 def like(layer: keras.Layer) -> Callable[..., keras.Layer]:
-    """Return a function that makes layers like this one, with changed settings. It
-    ignores settings that are None or not in the layer's config.
+    """Return a function that makes layers like this one, with changed settings, as
+    `remade` does.
 
     A unit keeps this function instead of `layer`, because Keras would track the
     weights of `layer` as the unit's.
@@ -169,9 +169,19 @@ def like(layer: keras.Layer) -> Callable[..., keras.Layer]:
 
 
 def remade(layer_class: type[keras.Layer], config: dict, **settings) -> keras.Layer:
-    """Return a layer of this config with changed settings, as `like` makes it."""
-    known = {key: value for key, value in settings.items() if key in config and value is not None}
-    return layer_class.from_config(config | known)
+    """Return a layer of this config with changed settings; None keeps a setting.
+
+    Raises:
+        ValueError: for a setting that the config lacks.
+    """
+    changes = {key: value for key, value in settings.items() if value is not None}
+    if missing := sorted(changes.keys() - config.keys()):
+        raise ValueError(
+            f"The configuration of a {layer_class.__name__} must contain {', '.join(missing)}: "
+            "start its `get_config` with `super().get_config()`. Received: a configuration of "
+            f"{', '.join(sorted(config)) or 'nothing'}"
+        )
+    return layer_class.from_config(config | changes)
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -204,7 +214,7 @@ def activation_layer(function: Callable, *, dtype: Any, **settings) -> keras.Lay
     return keras.layers.Activation(function, dtype=dtype, **settings)
 
 
-def _makes_layers(function: Callable) -> bool:
+def _makes_layers(function: object) -> bool:
     """Whether it is a result of `like`."""
     return isinstance(function, functools.partial) and function.func is remade
 
@@ -213,8 +223,9 @@ def _makes_layers(function: Callable) -> bool:
 Normalization = str | Callable[..., keras.Layer]
 
 
-def get_normalization(kind: str | dict | keras.Layer) -> Normalization:
-    """Return a normalisation in the form that `normalization` takes.
+def get_normalization(kind: Normalization | dict | keras.Layer) -> Normalization:
+    """Return a normalisation in the form that `normalization` takes; unchanged if it
+    has this form already.
 
     Args:
         kind: A name from `NORMALIZATIONS`, or a Keras layer or its config. Each use
@@ -228,7 +239,8 @@ def get_normalization(kind: str | dict | keras.Layer) -> Normalization:
         kind = keras.saving.deserialize_keras_object(kind)
     if isinstance(kind, keras.Layer):
         return like(kind)
-    _checks.lookup(NORMALIZATIONS, kind, "normalization")
+    if not _makes_layers(kind):
+        _checks.lookup(NORMALIZATIONS, kind, "normalization")
     return kind
 
 
@@ -237,14 +249,19 @@ def normalization_config(kind: Normalization) -> Any:
     return kind if isinstance(kind, str) else in_config(kind())
 
 
-def normalization(kind: Normalization, axis: int, channels: int, **settings) -> list[keras.Layer]:
+def normalization(
+    kind: Normalization, axis: int, channels: int, *, gamma_initializer=None, **settings
+) -> list[keras.Layer]:
     """Make a normalisation: a list with one layer, or an empty list for `"none"`.
 
     Args:
         kind: Result of `get_normalization`.
-        axis: Axis of the channels.
+        axis: Axis of the channels. A layer without an axis, such as a normalisation of
+            yours, is made as it is.
         channels: Number of channels.
-        **settings: `name`, `dtype`, `gamma_initializer`; None keeps the layer's own.
+        gamma_initializer: Initialiser of gamma if the layer has one; None keeps the
+            layer's own.
+        **settings: `name`, `dtype`.
     """
     if isinstance(kind, str):
         make = NORMALIZATIONS[kind]
@@ -255,7 +272,12 @@ def normalization(kind: Normalization, axis: int, channels: int, **settings) -> 
         template = kind()
     replacements = OVER_AXIS_1 if axis == 1 else FASTER
     layer_class = replacements.get(type(template), type(template))
-    return [remade(layer_class, arguments_of(template), axis=axis, **settings)]
+    config = arguments_of(template)
+    if "axis" in config:
+        settings["axis"] = axis
+    if has_gamma(template):
+        settings["gamma_initializer"] = gamma_initializer
+    return [remade(layer_class, config, **settings)]
 
 
 def is_norm(layer: keras.Layer) -> bool:

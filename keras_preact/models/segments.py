@@ -83,7 +83,7 @@ def make(
                 rates = [unit["stochastic_depth"] for unit in changes[equal]]
             units[equal] = [
                 UnitStack(
-                    type(template).from_config(template.get_config() | unit_options),
+                    template.changed(**unit_options),
                     len(changes[equal]),
                     stochastic_depth=rates,
                     name=f"stage{s}_units",
@@ -139,7 +139,7 @@ def copies_of(segment: Segment) -> list[ResidualUnit]:
     """Return a copy of the unit, or of each unit of a stack."""
     if isinstance(segment, UnitStack):
         return [segment.unit(i) for i in range(segment.depth)]
-    copy = type(segment).from_config(segment.get_config())
+    copy = segment.changed()
     copy.build_from_config(segment.get_build_config())
     for variable, own in zip(copy.variables, segment.variables, strict=True):
         variable.assign(own.value)

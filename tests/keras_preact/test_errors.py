@@ -41,8 +41,6 @@ WITH_FORMAT = {
     "SqueezeExcitation": SqueezeExcitation,
     "Patches": lambda **o: Patches(2, **o),
     "ZeroPad": lambda **o: kp.shortcuts.ZeroPad(4, **o),
-    "Conv1x1": kp.shortcuts.Conv1x1,
-    "ExclusiveGating": kp.shortcuts.ExclusiveGating,
     "ResidualUnit": lambda **o: Unit(4, **o),
     "ResidualNetwork": lambda **o: resnet_cifar(8, **o),
     "TransformerNetwork": lambda **o: kp.models.pre_ln_transformer(1, **o),
@@ -77,8 +75,6 @@ WRONG = [
     (lambda: Patches(4).build((None, 6, 8, 3)), "multiples of 4", "(None, 6, 8, 3)"),
     (lambda: kp.shortcuts.ZeroPad(0), "`filters` must be a positive integer"),
     (lambda: kp.shortcuts.ZeroPad(4, 0.5), "`strides` must be a positive integer"),
-    (lambda: kp.shortcuts.Conv1x1(filters=0), "`filters` must be a positive integer"),
-    (lambda: kp.shortcuts.Conv1x1(strides=(1, 2)), "`strides` must be a positive integer"),
     (lambda: chains.StochasticDepth(1.0), "`rate`", "[0, 1)"),
     # depths: the rule and the two nearest
     (lambda: resnet_cifar(21), "6n+2", "9n+2", "20 and 26", "depth=21"),

@@ -211,12 +211,19 @@ FORMULAS = {
 @pytest.mark.backend
 @pytest.mark.parametrize("formula", FORMULAS.values(), ids=FORMULAS)
 def test_variables_on_the_left_of_an_operator(formula):
-    class Formula(kp.shortcuts.Shortcut):
-        def build(self, shape, residual_shape=None):
+    class Factor(keras.Layer):
+        def build(self, shape):
             self.factor = self.add_weight(shape=(1,), initializer="ones", name="factor")
 
-        def paths(self, x, residual, training=None):
-            return formula(self.factor, x), residual
+        def call(self, x):
+            return formula(self.factor, x)
+
+    class Formula(kp.shortcuts.Shortcut):
+        def layers(self, site):
+            return [Factor()]
+
+        def paths(self, x, residual, transformed):
+            return transformed, residual
 
     model = network(8, shortcut=Formula())
     graph = Graph(model, IMAGES)

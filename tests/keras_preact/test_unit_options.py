@@ -168,9 +168,7 @@ def test_zeros_at_the_end_of_other_branches(options):
 
 @pytest.mark.parametrize("shortcut", ["conv1x1", "exclusive_gating", "shortcut_only_gating"])
 def test_a_trace_in_training_normalises_in_the_shortcut_as_a_call(shortcut):
-    shortcut = kp.shortcuts.get(shortcut)
-    options = shortcut.get_config() | {"normalization": "batch", "name": None}
-    unit = harness.unit_of(4, shortcut=type(shortcut).from_config(options))
+    unit = harness.unit_of(4, shortcut=kp.SHORTCUTS[shortcut](normalization="batch"))
     x = harness.images(3, 5, 5, 4)
     unit.build(x.shape)
     harness.randomize(unit)

@@ -81,9 +81,15 @@ def test_what_is_no_positive_integer(value):
 
 
 @keras.saving.register_keras_serializable("users")
-class Half(kp.shortcuts.Shortcut):
-    def paths(self, x, residual, training=None):
-        return 0.5 * x, residual
+@dataclasses.dataclass(frozen=True)
+class Mixed(kp.shortcuts.Shortcut):
+    share: float = 0.5
+
+    def layers(self, site):
+        return [site.weight(use_bias=False)]
+
+    def paths(self, x, residual, transformed):
+        return (1 - self.share) * x + self.share * transformed, residual
 
 
 @keras.saving.register_keras_serializable("users")
@@ -108,7 +114,7 @@ def squared_relu(x):
 
 OBJECTS = {
     "arrangement": kp.Arrangement(first=("activation",), between=("norm", "activation")),
-    "shortcut": Half(),
+    "shortcut": Mixed(0.25),
     "block": FiveByFive(),
     "normalization": keras.layers.GroupNormalization(2),
     "activation": squared_relu,
@@ -159,7 +165,7 @@ def test_depths_of_a_block_of_ones_own():
 
 
 class Plain(kp.shortcuts.Shortcut):
-    def paths(self, x, residual, training=None):
+    def paths(self, x, residual, transformed):
         return 0.5 * x, residual
 
 

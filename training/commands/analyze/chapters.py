@@ -54,7 +54,7 @@ def unit(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     # the last unit of each block: the first activation of the first unit is in the stem
     last = {each.block.name: each for each in _units(specimen)}
     diagrams = {block: _diagram(each) for block, each in last.items()}
-    shortcuts = {block: type(each.shortcut).__name__ for block, each in last.items()}
+    shortcuts = {block: type(each.h).__name__ for block, each in last.items()}
     numbers = {
         block: {"arrangement": each.get_config()["arrangement"], "shortcut": shortcuts[block]}
         for block, each in last.items()
@@ -138,7 +138,7 @@ def identities(specimen: Specimen, quick: bool) -> Iterator[Picture]:
 
 def ensemble(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     units = len(_units(specimen))
-    if not any(each.shortcut.reads_input for each in _units(specimen)):
+    if not any(each.h.reads_input for each in _units(specimen)):
         raise ValueError("a network without shortcuts has one path")
     shares = kp.analysis.path_lengths(units)
     figure = figures.path_length_shares(shares)
@@ -238,7 +238,7 @@ def _diagram(unit):
         "activation": keras.activations.serialize(unit.activation),
     }
     words = {key: name if isinstance(name, str) else "custom" for key, name in names.items()}
-    return figures.diagram(unit.arrangement, unit.shortcut, unit.block, **words)
+    return figures.diagram(unit.arrangement, unit.h, unit.block, **words)
 
 
 def _variants(specimen: Specimen) -> dict[str, Any]:
