@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import keras
 
+from keras_preact import _checks
 from keras_preact.layers.spatial import BinomialPooling2D, PaddedMaxPooling2D
 
 #: Name to a function that makes a pooling.
@@ -21,6 +22,7 @@ POOLINGS: Mapping[str, Callable[..., keras.Layer]] = MappingProxyType(
 )
 
 
+@keras.saving.register_keras_serializable("keras_preact")
 @dataclasses.dataclass(frozen=True)
 class Downsampling:
     """The poolings that replace the stride of a weight: names from `POOLINGS`, or None.
@@ -37,6 +39,11 @@ class Downsampling:
     branch: str | None = None
     stem: str | None = None
 
+    def __post_init__(self) -> None:
+        for place, name in self.get_config().items():
+            if name is not None:
+                _checks.lookup(POOLINGS, name, place)
+
     def pooling(self, place: str, strides: int, data_format: str, dtype) -> list[keras.Layer]:
         """Return a list with the pooling for a place, a field of this class; an empty
         list if there is none.
@@ -50,6 +57,13 @@ class Downsampling:
             )
         ]
 
+    def get_config(self) -> dict[str, str | None]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict) -> "Downsampling":
+        return cls(**config)
+
 
 #: Name to `Downsampling`. average: ResNet-D, arXiv 1812.01187, Fig. 2c; otherwise a 1x1 convolution
 #: at stride 2 reads only a quarter of the map. blur: arXiv 1904.11486, with a binomial window of 3.
@@ -62,3 +76,25 @@ DOWNSAMPLINGS: Mapping[str, Downsampling] = MappingProxyType(
         "max": Downsampling(projection="max", weight="max"),
     }
 )
+
+
+def get(downsampling: str | dict | Downsampling) -> Downsampling:
+    """Return the downsampling of that name, or `downsampling` itself if it is one
+    already.
+
+    Raises:
+        ValueError: for an unknown name; the message holds the nearest ones.
+    """
+    if isinstance(downsampling, dict):  # from a serialised config
+        downsampling = keras.saving.deserialize_keras_object(downsampling)
+    if isinstance(downsampling, Downsampling):
+        return downsampling
+    return _checks.lookup(DOWNSAMPLINGS, downsampling, "downsampling")
+
+
+def serialize(downsampling: Downsampling) -> str | dict:
+    """Return what a config holds: the name if it is in the table, else its fields."""
+    for name, row in DOWNSAMPLINGS.items():
+        if row == downsampling:
+            return name
+    return keras.saving.serialize_keras_object(downsampling)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_preact import _checks, blocks, shortcuts
-from keras_preact.downsampling import DOWNSAMPLINGS
+from keras_preact.downsampling import serialize
 from keras_preact.layers import chains
 
 #: A value of `use_bias`: no bias if a normalisation right after the weight would remove it.
@@ -23,7 +23,6 @@ def check(unit: keras.Layer) -> None:
     _checks.positive_int(unit.filters, "filters")
     _checks.positive_int(unit.strides, "strides")
     _checks.one_of(unit.shape_shortcut, ("auto", "projection", "zero_pad"), "shape_shortcut")
-    _checks.lookup(DOWNSAMPLINGS, unit.downsampling, "downsampling")
     _checks.fraction(unit.dropout, "dropout")
     _checks.one_of(unit.dropout_at, ("between_weights", "before_addition"), "dropout_at")
     if unit.stochastic_depth is not None:
@@ -57,29 +56,28 @@ def _check_branch(unit: keras.Layer) -> None:
 
 
 def _check_strides(unit: keras.Layer) -> None:
-    block = unit.block
-    if block.strided is None and (unit.strides, unit.downsampling) != (1, "strided"):
+    block, downsampling = unit.block, serialize(unit.downsampling)
+    if block.strided is None and (unit.strides, downsampling) != (1, "strided"):
         raise ValueError(
             f"block={block.name!r} works on features and has no strides and no downsampling: "
-            f"leave both out. Received: strides={unit.strides}, downsampling={unit.downsampling!r}"
+            f"leave both out. Received: strides={unit.strides}, downsampling={downsampling!r}"
         )
     if not isinstance(block, blocks.Convolutional):
         return
-    if block.dimensions == 1 and unit.downsampling == "blur":
+    if block.dimensions == 1 and "blur" in unit.downsampling.get_config().values():
         raise ValueError(
-            "downsampling='blur' needs a map of 2 pixels or more in both directions: choose "
-            "another downsampling for sequences. Received: downsampling='blur' with a block of "
-            "dimensions=1"
+            "A blur needs a map of 2 pixels or more in both directions: choose another "
+            f"downsampling for sequences. Received: downsampling={downsampling!r} with a block of dimensions=1"
         )
     if unit.strides > 1 and block.dilation > 1:
         raise ValueError(
             "A unit with dilation must have its strides as dilation too: give dilated_strides "
             f"instead of strides. Received: strides={unit.strides}, dilation={block.dilation}"
         )
-    if block.dilated_strides > 1 and unit.downsampling != "strided":
+    if block.dilated_strides > 1 and downsampling != "strided":
         raise ValueError(
             "Only downsampling='strided' can become dilation; a pooling cannot. "
-            f"Received: downsampling={unit.downsampling!r}, "
+            f"Received: downsampling={downsampling!r}, "
             f"dilated_strides={block.dilated_strides}"
         )
 

@@ -7,9 +7,9 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, arrangements, blocks, initializers, options, shortcuts
+from keras_preact import downsampling as downsamplings
 from keras_preact._frozen import HoldsLayers
 from keras_preact._objects import in_config
-from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
 from keras_preact.layers.batch_norm import BatchNormalization
 from keras_preact.squeeze_excitation import SqueezeExcitation
@@ -46,7 +46,8 @@ class ResidualUnit(HoldsLayers):
             activated input, as the branch does (appendix), or from the raw one. A unit
             that keeps the shape always takes the raw x.
         downsampling: How strides above 1 shrink the map: a name from
-            `kp.downsampling.DOWNSAMPLINGS`. `"strided"`: strided convolutions.
+            `kp.downsampling.DOWNSAMPLINGS`, or a `Downsampling`. `"strided"`: strided
+            convolutions.
             `"average"`: average pooling before the projection (ResNet-D). `"blur"`:
             anti-aliased. `"max"`: max pooling over 2 x 2 pixels on both paths; the
             convolution in the branch runs at every pixel before it.
@@ -150,7 +151,7 @@ class ResidualUnit(HoldsLayers):
         shortcut: str | shortcuts.Shortcut = "identity",
         shape_shortcut: str = "auto",
         activate_shape_shortcut: bool = True,
-        downsampling: str = "strided",
+        downsampling: str | downsamplings.Downsampling = "strided",
         normalization: str | keras.Layer = "batch",
         activation: Any = "relu",
         dropout: float = 0.0,
@@ -173,7 +174,7 @@ class ResidualUnit(HoldsLayers):
         self.h = shortcuts.get(shortcut)
         self.shape_shortcut = shape_shortcut
         self.activate_shape_shortcut = activate_shape_shortcut
-        self.downsampling = downsampling
+        self.downsampling = downsamplings.get(downsampling)
         self.normalization = chains.get_normalization(normalization)
         self.activation = chains.get_activation(activation)
         self.dropout = _checks.plain(dropout)
@@ -203,7 +204,7 @@ class ResidualUnit(HoldsLayers):
             "shortcut": in_config(self.h),
             "shape_shortcut": self.shape_shortcut,
             "activate_shape_shortcut": self.activate_shape_shortcut,
-            "downsampling": self.downsampling,
+            "downsampling": downsamplings.serialize(self.downsampling),
             "normalization": chains.normalization_config(self.normalization),
             "activation": chains.activation_config(self.activation),
             "dropout": self.dropout,
@@ -396,9 +397,7 @@ class ResidualUnit(HoldsLayers):
         }
 
     def _pooling(self, place: str) -> list[keras.Layer]:
-        return DOWNSAMPLINGS[self.downsampling].pooling(
-            place, self.strides, self.data_format, self.dtype_policy
-        )
+        return self.downsampling.pooling(place, self.strides, self.data_format, self.dtype_policy)
 
     def components(
         self, names, axis: int, channels: int, name: str = "{}", *, gamma_initializer=None

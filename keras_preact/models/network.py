@@ -14,7 +14,6 @@ import keras
 import numpy as np
 
 from keras_preact import _checks, arrangements, blocks, initializers, options
-from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
 from keras_preact.layers.whitening import Whitening2D, whitened_channels
 from keras_preact.models import base, segments
@@ -331,9 +330,7 @@ def _stem_layers(
     )
     if not stem.pooling:
         return [first, *after]
-    smooth = DOWNSAMPLINGS[template.downsampling].pooling(
-        "stem", 2, template.data_format, template.dtype_policy
-    )
+    smooth = template.downsampling.pooling("stem", 2, template.data_format, template.dtype_policy)
     pool = spatial.PaddedMaxPooling2D(
         3,
         1 if smooth else 2,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.downsampling import POOLINGS
+from keras_preact.downsampling import POOLINGS, Downsampling
 from keras_preact.layers import spatial
 from tests import reference
 from tests.keras_preact import harness
@@ -230,3 +230,19 @@ def test_kernels_are_standardised_in_float32(policy, limit):
 )
 def test_wrong_options(options, word):
     assert word in harness.error_of(lambda: harness.unit_of(4, **options))
+
+
+def test_a_downsampling_of_ones_own():
+    """The config holds a name if there is one."""
+    own = Downsampling(projection="average", branch="average")
+    unit = harness.unit_of(4, strides=2, downsampling=own)
+    x = harness.images(2, 6, 6, 4)
+    y = harness.numpy(unit(x))
+    copy = kp.ResidualUnit.from_config(unit.get_config())
+    assert copy.downsampling == own
+    copy.build(x.shape)
+    copy.set_weights(unit.get_weights())
+    np.testing.assert_array_equal(harness.numpy(copy(x)), y)
+    average = harness.unit_of(4, strides=2, downsampling=Downsampling(projection="average"))
+    assert average.get_config()["downsampling"] == "average"
+    assert "Did you mean 'average'" in harness.error_of(lambda: Downsampling(branch="avrage"))
