@@ -67,7 +67,8 @@ def _check_strides(unit: keras.Layer) -> None:
     if block.dimensions == 1 and "blur" in unit.downsampling.get_config().values():
         raise ValueError(
             "A blur needs a map of 2 pixels or more in both directions: choose another "
-            f"downsampling for sequences. Received: downsampling={downsampling!r} with a block of dimensions=1"
+            f"downsampling for sequences. Received: downsampling={downsampling!r} with a block of "
+            "dimensions=1"
         )
     if unit.strides > 1 and block.dilation > 1:
         raise ValueError(
