@@ -13,7 +13,6 @@ from training.commands import audit, train
 from training.commands.analyze import __main__ as analyze
 from training.commands.export import export
 from training.config import Config, Data
-from training.functions import functions
 
 DATA = """
 from sklearn.datasets import load_digits
@@ -121,4 +120,4 @@ def test_names_of_the_command_line_are_trusted(here, capsys):
 
 @pytest.mark.parametrize("name", ["digits", "fake", "tfds:mnist", "hf:somebody/images"])
 def test_data_sets_are_no_functions(name):
-    assert functions(Config(data=Data(name))) == []
+    assert Config(data=Data(name)).functions == []
