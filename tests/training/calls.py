@@ -11,7 +11,8 @@ import keras
 import numpy as np
 import pytest
 
-from training.commands import evaluate, train
+from training.commands import train
+from training.commands.evaluate import __main__ as evaluate
 from training.directory import models, runs
 
 ROOT = Path(__file__).parents[2]

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, Command] = {
             "evaluate runs/NAME --checkpoint best": "its best epoch",
             "evaluate model.keras --data cifar10": "a file",
         },
+        "commands.evaluate.__main__",
     ),
     "compare": Command(
         "Train and use a network",

@@ -10,7 +10,7 @@ from typing import Any
 import keras_preact as kp
 
 from .. import recipes
-from ..commands.evaluate import Views
+from ..commands.evaluate.views import Views
 from ..config import Checkpoint, Config, Data, Model, Optimizer, Schedule
 
 #: Measurements of the test set in a run.

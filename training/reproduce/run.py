@@ -51,7 +51,7 @@ def train(name: str, seed: int, options: Options) -> None:
     """
     import keras
 
-    from ..commands.evaluate import evaluate
+    from ..commands.evaluate.__main__ import evaluate
     from ..run import phases, started
     from ..run.callbacks import Diverged
     from . import rows

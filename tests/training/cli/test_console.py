@@ -86,7 +86,7 @@ def test_arguments_reach_the_command_and_verbose_too(capsys):
     assert ended.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith("Traceback")
-    assert "no exported model nowhere/m" in err.splitlines()[-1]
+    assert "nowhere/m cannot be used as an exported model" in err.splitlines()[-1]
 
 
 def test_a_command_without_its_package(capsys, monkeypatch):

@@ -16,9 +16,9 @@ import keras_preact as kp
 from keras_preact.models import registry
 from tests.training.calls import files, run_evaluate
 from training import cli
-from training.commands import corruptions
 from training.commands import export as export_command
-from training.commands.evaluate import measure, report
+from training.commands.evaluate import corruptions
+from training.commands.evaluate.metrics import measure, report
 from training.config import Data
 from training.data import load
 from training.errors import UserError

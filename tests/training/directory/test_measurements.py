@@ -21,8 +21,9 @@ from tests.training.calls import (
     words,
 )
 from training import cli, disk
-from training.commands import compare, evaluate, train
+from training.commands import compare, train
 from training.commands.analyze.__main__ import analyze as analyze_command
+from training.commands.evaluate import __main__ as evaluate
 from training.commands.export import export
 from training.config import Data
 from training.data import load

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cli.terminal import lines
-from ..errors import UserError, reading
+from ...cli.terminal import lines
+from ...errors import UserError, reading
 
 #: Number of severities of each corruption. A file holds the test images at the lowest one first.
 SEVERITIES = 5

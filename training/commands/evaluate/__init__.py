@@ -1,0 +1,1 @@
+"""Measure accuracy on test images."""

@@ -1,0 +1,200 @@
+"""Evaluate a run or a model on the test images: `keras-preact evaluate`."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+
+from ... import cli, disk, functions
+from ...config import Data
+from ...directory import measurements
+from ...errors import UserError, check_positive, checking, command
+from . import corruptions as corrupted
+from .classifier import Classifier, open_classifier
+from .drawing import draw_confusion, draw_reliability
+from .metrics import measure, reliability, report
+from .views import Views, average_logits
+
+
+def evaluate(
+    subject: Annotated[Path, tyro.conf.Positional],
+    /,
+    checkpoint: Literal["final", "best", "last"] = "final",
+    data: str | None = None,
+    data_dir: Path | None = None,
+    batch_size: int = 256,
+    output: Path | None = None,
+    save_samples: int = 0,
+    views: Views = "one",
+    corruptions: Path | None = None,
+    trust: bool = False,
+) -> Path:
+    """Measure accuracy on the test images, in total and for each class.
+
+    Writes metrics.json, confusion_matrix.png and reliability.png. Measurements of a run
+    with another checkpoint, several views or other images have files of their own:
+    metrics-best.json, metrics-flip.json, metrics-on-NAME.json and so on. For a run with
+    held-out images, the temperature that calibrates the probabilities is fitted on them.
+
+    Args:
+        subject: A run directory, a .keras file, an exported model (saved_models/NAME), or
+            MODEL:WEIGHTS for weights in this package, such as
+            cifar_resnet20_preact:cifar10.
+        checkpoint: Network of the run: at its end, at its best epoch or at its last
+            checkpoint.
+        data: Data set (see `keras-preact train`). If not given: the one that the run
+            was trained on.
+        data_dir: Directory of the data set.
+        batch_size: Images per step.
+        output: Folder for the results. If not given: the run directory, or
+            evaluation-NAME for a file.
+        save_samples: Also write this many test images to samples/, one of each class in
+            turn.
+        views: Views of every image, whose logits are averaged. flip: the image and its
+            mirror image. flip_shift: also both moved by a pixel up left and down right;
+            these four together count as much as the first two.
+        corruptions: Folder of CIFAR-10-C (labels.npy, and a NAME.npy for each corruption):
+            also measure the error under each corruption.
+        trust: Call the function that loads the data of the run, which its files name.
+    """
+    from keras_preact.transfer import fit_temperature
+
+    from ... import data as datasets
+
+    check_positive(batch_size=batch_size)
+    if save_samples < 0:
+        raise UserError(f"--save-samples must be 0 or more. Received: {save_samples}")
+    with checking():
+        opened = open_classifier(subject, checkpoint)
+        source = _source(opened, subject, data, data_dir)
+        if data is None and source.is_function:
+            trusting = command("evaluate", subject, "--trust")
+            functions.trust([source.name], subject, trusting, trust)
+        images = datasets.load(source)
+    classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)
+    for note in images.notes:
+        print(f"Warning: {note}")
+
+    classify = functools.partial(_classify, opened, images, batch_size, source.size, views)
+    logits, labels = classify(images.test)
+    about = {
+        "model": str(opened.path),
+        "hashes": {"model": measurements.hash_of(opened.path), "test": images.test.hash},
+        "data": images.name,
+        "split": "test",
+        "views": views,
+        "precision": opened.precision,
+    }
+    metrics = about | measure(logits, labels, classes)
+    curves = {"as trained": reliability(logits, labels)}
+    is_own = opened.described is None or measurements.are_of_run(images, source, opened.described)
+    if is_own and measurements.has_other_held_out(images, opened.described):
+        print("The probabilities were not calibrated: the held-out images are not the run's.")
+    elif images.holdout is not None:
+        try:
+            temperature = fit_temperature(*classify(images.holdout))
+        except ValueError as error:
+            print(f"The probabilities were not calibrated. {error}.")
+        else:
+            curves[f"logits / {temperature:.3g}"] = reliability(logits / temperature, labels)
+            again = measure(logits / temperature, labels, classes)
+            metrics["calibrated"] = {
+                "temperature": temperature,
+                "held_out_images": images.holdout.size,
+                "loss": again["loss"],
+                "calibration_error": again["calibration_error"],
+            }
+    if corruptions is not None:
+        metrics["corruptions"] = corrupted.measure(
+            corruptions,
+            lambda pixels: average_logits(opened.logits, pixels, views),
+            opened.outputs,
+            batch_size,
+        )
+    folder = output or opened.output
+    disk.make(folder)
+    suffix = measurements.suffix(checkpoint, views, None if is_own else source)
+    written = _write(metrics, curves, folder, suffix)
+    if not is_own:
+        print(
+            f"These are not the test images of the run: {command('compare')} and "
+            f"{command('export')} do not use this measurement."
+        )
+    if save_samples > 0:
+        count = _save_samples(images, folder / "samples", save_samples)
+        print(f"Wrote {count} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
+    return written
+
+
+def _classify(
+    opened: Classifier, images, batch_size: int, size: int | None, views: Views, split
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits (images, classes) and the labels (images) of a split."""
+    from ... import data
+
+    logits, labels = [], []
+    batches = data.evaluation_batches(images, split, batch_size, size)
+    with images.name_broken_images():
+        for batch, batch_labels in batches.as_numpy_iterator():
+            logits.append(average_logits(opened.logits, batch, views))
+            labels.append(batch_labels)
+    return np.concatenate(logits).astype("float64"), np.concatenate(labels)
+
+
+def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -> Path:
+    """Write the metrics and their pictures, and print the metrics. Return the file of the
+    metrics.
+    """
+    written = folder / f"metrics{suffix}.json"
+    confusion = folder / f"confusion_matrix{suffix}.png"
+    reliable = folder / f"reliability{suffix}.png"
+    disk.write_json(written, metrics)
+    with disk.replacing(confusion) as temporary:
+        classes = list(metrics["per_class"])
+        draw_confusion(np.array(metrics["confusion_matrix"]), classes, temporary)
+    with disk.replacing(reliable) as temporary:
+        draw_reliability(curves, temporary)
+    print(report(metrics))
+    print(f"Wrote {written}, {confusion.name} and {reliable.name}.")
+    return written
+
+
+def _source(opened: Classifier, subject: Path, data: str | None, data_dir: Path | None) -> Data:
+    """Return the data set to measure on: the named one, or the one of the training."""
+    if data is not None and (opened.data is None or data != opened.data.name):
+        return Data(name=data, dir=data_dir, size=opened.size)
+    if opened.data is None:
+        raise UserError(
+            f"{subject} does not say which data it was trained on. Name it: --data digits"
+        )
+    return opened.data if data_dir is None else dataclasses.replace(opened.data, dir=data_dir)
+
+
+def _save_samples(images, folder: Path, count: int) -> int:
+    """Write `count` test images as PNG files, the first of every class, then the second
+    of every class, and so on. Return the number of files.
+    """
+    from PIL import Image
+
+    disk.make(folder)
+    first = images.test.open().take(max(20 * len(images.classes), count))
+    seen: collections.Counter[int] = collections.Counter()
+    ranked = []
+    for image, label in first.as_numpy_iterator():
+        ranked.append((seen[label], int(label), image))
+        seen[label] += 1
+    chosen = sorted(ranked, key=lambda entry: entry[:2])[:count]
+    for rank, label, image in chosen:
+        name = f"{rank}_{images.classes[label].replace('/', '-')}.png"
+        with disk.replacing(folder / name) as temporary:
+            Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(temporary)
+    return len(chosen)
+
+
+def main(argv: Sequence[str]) -> None:
+    cli.main("evaluate", evaluate, argv)
