@@ -10,8 +10,9 @@ from keras import ops
 
 from keras_preact._paths import below
 from keras_preact.analysis import _inputs
+from keras_preact.analysis.additions import Addition, LayerUnit, Unit, find_units
 from keras_preact.backend import autodiff
-from keras_preact.graph import Addition, Graph, LayerUnit, Unit
+from keras_preact.graph import Graph
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit, Trace
 
@@ -55,7 +56,7 @@ class Observed:
             training,
             opaque=(ResidualUnit, UnitStack),
         )
-        self.units = self.graph.units()
+        self.units = find_units(self.graph)
         if not self.units:
             steps = self.graph.steps
             raise ValueError(

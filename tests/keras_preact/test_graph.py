@@ -1,10 +1,11 @@
-"""The graph of a model computes the model's values, and its residual units are found."""
+"""The graph of a model computes the model's values."""
 
 import keras
 import pytest
 from keras import layers, ops
 
 import keras_preact as kp
+from keras_preact.analysis.additions import find_units
 from keras_preact.graph import Graph
 from tests.keras_preact import harness
 from tests.keras_preact.harness import images, randomize
@@ -101,7 +102,7 @@ def test_the_steps_compute_what_the_model_does(name):
 def test_a_walk_keeps_what_is_needed_and_no_more():
     model, x = MODELS["units"]()
     graph = Graph(model, x)
-    unit = graph.units()[1]
+    unit = find_units(graph)[1]
     most = 0
     values = graph.values(x)
     for i in graph.walk(values, until={unit.start: len(graph.steps) - 1}):
@@ -118,54 +119,6 @@ def test_training_is_that_of_the_graph(training, drops):
     assert [step.kwargs for step in graph.steps if step.kind == "Dropout"] == drops
     # tracing leaves no new nodes in the layers
     assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == before
-
-
-def test_units_of_a_network():
-    model = network(26, stacked=True)
-    assert harness.longest_stack(model) == 3
-    graph = Graph(model, IMAGES)
-    values = graph.run(graph.values(IMAGES))
-    outputs = keras.Model(model.input, model.unit_outputs)(IMAGES)
-    units = graph.units()
-    assert len(units) == len(outputs) == 12
-    for addition, x in zip(units, outputs, strict=True):
-        close(values[addition.total], x)
-        close(values[addition.shortcut] + values[addition.residual], x)
-        assert graph.weights_of(addition.residual_steps) == 2
-        assert graph.weights_of(addition.shortcut_steps) == 0
-    # the raw x where the shape stays, the activated one where it changes
-    totals = [unit.total for unit in units]
-    assert [unit.start in totals for unit in units] == [False, True, True, True] * 3
-    assert [unit.before for unit in units[1:]] == totals[:-1]
-    assert [unit.is_first for unit in units] == [True] + [False] * 11
-    assert [unit.keeps_shape for unit in units] == [True] * 4 + ([False] + [True] * 3) * 2
-
-
-def test_f_is_what_follows_an_addition_but_no_weight_layer():
-    inputs = keras.Input((4,))
-    x = layers.Dense(4)(inputs)
-    for between in (layers.ReLU(), layers.Dense(4), layers.ReLU(), layers.ReLU()):
-        x = between(layers.Add()([x, layers.Dense(4)(layers.ReLU()(x))]))
-    graph = Graph(keras.Model(inputs, x), images(2, 4))
-    units = graph.units()
-    kinds = [graph.steps[graph.producers[unit.output]].kind for unit in units]
-    assert kinds == ["ReLU", "Add", "ReLU", "ReLU"]
-    assert [graph.steps[i].kind for unit in units for i in unit.shared] == ["ReLU", "Dense", "ReLU"]
-
-
-def test_opaque_layers_stay_one_step():
-    model = network(20, stacked=True)
-    graph = Graph(model, IMAGES, opaque=(kp.UnitStack, kp.ResidualUnit))
-    kinds = [step.kind for step in graph.steps]
-    assert kinds.count("UnitStack") == kinds.count("ResidualUnit") == 3
-    units = graph.units()
-    assert [unit.is_stack for unit in units] == [False, True] * 3
-    assert units[1].names == ("stage1_unit2", "stage1_unit3")
-    assert graph.steps[units[1].step].name == "stage1_units"
-    values = graph.values(IMAGES)
-    for _ in graph.walk(values, calls={units[1].step: lambda x: 2 * x}):
-        pass
-    close(values[units[1].output], 2 * values[units[1].start])
 
 
 def test_dominators_are_those_of_the_definition():
@@ -193,7 +146,7 @@ def test_dominators_are_those_of_the_definition():
             chain.append(at)
             at = graph.dominators[at]
         assert set(chain) == strict
-    [unit] = [unit for unit in graph.units() if unit.step == len(graph.steps) - 2]
+    [unit] = [unit for unit in find_units(graph) if unit.step == len(graph.steps) - 2]
     assert (unit.start, unit.shortcut_steps) == (graph.steps[0].outputs[0], (1, 2, 3))
 
 

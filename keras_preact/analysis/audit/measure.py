@@ -8,8 +8,9 @@ import numpy as np
 from keras import ops
 
 from keras_preact.analysis._inputs import before_activation
+from keras_preact.analysis.additions import Addition
 from keras_preact.analysis.observed import Observed, norms, other_axes
-from keras_preact.graph import Addition, Graph
+from keras_preact.graph import Graph
 
 
 @dataclasses.dataclass(frozen=True)

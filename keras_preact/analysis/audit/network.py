@@ -9,9 +9,10 @@ import math
 from collections.abc import Iterable
 from functools import cached_property
 
+from keras_preact.analysis.additions import Addition, find_units
 from keras_preact.analysis.audit.measure import Gradients, Measures
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
-from keras_preact.graph import Addition, Graph
+from keras_preact.graph import Graph
 
 #: Steps with several inputs that may be between a normalisation and its weight layer.
 GATES = ("Multiply", "Concatenate")
@@ -21,7 +22,7 @@ def named_units(graph: Graph) -> list[Addition]:
     """Return the residual units of a graph. Each is named after the layer that contains
     it, or after its addition.
     """
-    additions = [unit for unit in graph.units() if isinstance(unit, Addition)]
+    additions = [unit for unit in find_units(graph) if isinstance(unit, Addition)]
     names = [_name(graph, unit) for unit in additions]
     units = []
     for i, (name, unit) in enumerate(zip(names, additions, strict=True)):

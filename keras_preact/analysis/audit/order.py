@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from keras_preact.analysis.additions import Addition
 from keras_preact.analysis.audit.check import Check, count, largest_first
 from keras_preact.analysis.audit.measure import Spread
 from keras_preact.analysis.audit.network import Network
 from keras_preact.analysis.audit.report import AuditFinding, Status, listed
 from keras_preact.arrangements import ARRANGEMENTS
-from keras_preact.graph import Addition
 
 #: Recommended orders of a branch: in residual networks and in transformers.
 RECOMMENDED = ("full_preactivation", "pre_norm")
