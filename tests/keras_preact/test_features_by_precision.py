@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.analysis import figures
 from keras_preact.backend import arrays
 from keras_preact.export import _check, _children, _replay
 from keras_preact.health.activations import Activations
@@ -148,7 +147,7 @@ def grad_cam(model):
 
 
 def channel_profile(model):
-    return numbers(figures.channel_profile(model, X), "size")
+    return numbers(kp.analysis.channel_profile(model, X), "size")
 
 
 # --- Networks of this package

@@ -2,7 +2,7 @@
 `matplotlib.figure.Figure`.
 """
 
-from keras_preact.analysis.figures.channels import ChannelProfile, channel_heat_map, channel_profile
+from keras_preact.analysis.figures.channels import channel_heat_map
 from keras_preact.analysis.figures.diagrams import (
     arrangements_figure,
     diagram,

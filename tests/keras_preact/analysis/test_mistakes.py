@@ -130,7 +130,7 @@ ANALYSES = {
     "propagation": propagation,
     "check_identities": kp.analysis.check_identities,
     "direct_path": kp.analysis.direct_path,
-    "channel_profile": figures.channel_profile,
+    "channel_profile": kp.analysis.channel_profile,
     "lesions": lambda model, x: lesions(model, x, np.arange(8), [(1,)]),
     "curvature": lambda model, x: kp.analysis.curvature(model, x, probes=1),
     "gradient_noise": kp.analysis.gradient_noise,

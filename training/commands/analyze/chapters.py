@@ -113,7 +113,7 @@ def signals(specimen: Specimen, quick: bool) -> Iterator[Picture]:
         yield _picture("residual_ratio", figures.residual_ratio(networks), name=name, **ends)
     shares = {"cut": 100 * propagation.cut.max(), "dead": 100 * propagation.dead.max()}
     yield _picture("truncation", figures.truncation(networks), **shares)
-    profile = figures.channel_profile(specimen.model, specimen.x, training=specimen.training)
+    profile = kp.analysis.channel_profile(specimen.model, specimen.x, training=specimen.training)
     sizes = {"most": np.nanmax(profile.size), "median": np.nanmedian(profile.size)}
     yield _picture("channels", figures.channel_heat_map(profile), {"channels": profile}, **sizes)
 
