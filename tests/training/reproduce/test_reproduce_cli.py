@@ -136,15 +136,24 @@ def test_all_runs_receive_a_signal(train):
 
 
 @pytest.mark.process
-def test_a_real_run(tmp_path):
+@pytest.mark.parametrize(
+    ("table", "trial"),
+    [
+        ("digits", TRIAL),
+        # on 60,000 random images, which takes a minute
+        pytest.param("first-paper", "cifar10/resnet20-original", marks=pytest.mark.soak),
+    ],
+)
+def test_a_real_run(table, trial, tmp_path):
     """In processes of its own; the notes of TensorFlow are left out of both."""
-    words = "reproduce first-paper --rows resnet20-original --seeds 1 --smoke"
+    row = trial.partition("/")[2]
+    words = f"reproduce {table} --rows {row} --seeds 1 --smoke"
     process = calls.start("-m", "training", *words.split(), cwd=tmp_path)
     status, out, err = calls.finish(process)
     assert status == 0, err
     assert not re.search(imports.NOTES, err)
     (record,) = results.read(tmp_path / "runs/reproduce/smoke/results")
-    assert (record.trial, record.seed) == ("cifar10/resnet20-original", 0)
+    assert (record.trial, record.seed) == (trial, 0)
     assert f"seed 0: test error {record.error:.2f} %. Written: " in out
 
 
