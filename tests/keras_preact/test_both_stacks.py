@@ -19,6 +19,8 @@ pytestmark = pytest.mark.backend
 
 X, LABELS = features.X, features.LABELS
 STACKS = {"UnitStack": kp.UnitStack, "LayerStack": kp.LayerStack}
+#: Tracing a graph takes TensorFlow seconds; `training` traces one.
+UNTRACED = {"run_eagerly": keras.backend.backend() == "tensorflow"}
 
 
 @functools.cache
@@ -55,10 +57,10 @@ def rows(model) -> dict[str, np.ndarray]:
     return named
 
 
-def trained(model, optimizer, *callbacks) -> dict[str, np.ndarray]:
+def trained(model, optimizer, *callbacks, **options) -> dict[str, np.ndarray]:
     """The weights after two updates of a copy."""
     model = copied(model)
-    harness.compiled(model, optimizer)
+    harness.compiled(model, optimizer, **options)
     model.fit(X, LABELS, batch_size=4, shuffle=False, verbose=0, callbacks=list(callbacks))
     return rows(model)
 
@@ -78,12 +80,12 @@ def training(model):
 
 
 def muon(model):
-    return trained(model, kp.optimizers.Muon(0.01))
+    return trained(model, kp.optimizers.Muon(0.01), **UNTRACED)
 
 
 def training_health(model):
     health = kp.TrainingHealth(1, sample=X, report=lambda message: None)
-    trained(model, kp.optimizers.CoupledSGD(0.01), health)
+    trained(model, kp.optimizers.CoupledSGD(0.01), health, **UNTRACED)
     record, numbers = health.history[0], {}
     for name in ("gradient_norms", "weight_norms", "update_norms"):
         values = zip(health.weights, getattr(record, name), strict=True)
@@ -110,7 +112,7 @@ def frozen_norms(model):
             layer.trainable = False
     model = copied(model)
     before = rows(model)
-    harness.compiled(model, kp.optimizers.CoupledSGD(0.01))
+    harness.compiled(model, kp.optimizers.CoupledSGD(0.01), **UNTRACED)
     model.fit(X, LABELS, batch_size=4, shuffle=False, verbose=0)
     after = rows(model)
     changed = {path for path, value in after.items() if np.any(value != before[path])}
