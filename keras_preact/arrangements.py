@@ -18,11 +18,11 @@ from keras_preact import _checks
 from keras_preact._objects import in_config
 
 Component = Literal["norm", "activation", "shift", "scale"]
-Components = tuple[Component, ...]
+Order = tuple[Component, ...]
 
-NORM: Components = ("norm",)
-ACTIVATION: Components = ("activation",)
-NORM_ACTIVATION: Components = ("norm", "activation")
+NORM: Order = ("norm",)
+ACTIVATION: Order = ("activation",)
+NORM_ACTIVATION: Order = ("norm", "activation")
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -58,13 +58,13 @@ class Arrangement:
     Source: Fig. 4, Table 2 and the appendix of arXiv 1603.05027.
     """
 
-    first: Components = ()
-    between: Components = NORM_ACTIVATION
-    last: Components = ()
-    after_addition: Components = ()
-    stem: Components = NORM_ACTIVATION
-    head: Components = ()
-    projection: Components = ()
+    first: Order = ()
+    between: Order = NORM_ACTIVATION
+    last: Order = ()
+    after_addition: Order = ()
+    stem: Order = NORM_ACTIVATION
+    head: Order = ()
+    projection: Order = ()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

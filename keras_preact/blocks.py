@@ -13,8 +13,10 @@ import keras
 
 from keras_preact import _checks, initializers
 from keras_preact._objects import in_config
+from keras_preact.layers import chains
 from keras_preact.layers.attention import SelfAttention
 from keras_preact.layers.spatial import PaddedConv2D
+from keras_preact.squeeze_excitation import SqueezeExcitation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,10 +85,70 @@ class Block:
         return {"kernel_initializer": keras.initializers.Zeros()}
 
     def projection(self, channels: int, *, strides: int, **settings: Any) -> keras.Layer:
-        """Make the weight of a shortcut that changes the shape, with the name `conv` or
-        `dense`.
+        """Make the weight of a shortcut that changes the shape.
+
+        Args:
+            channels: Number of its output channels.
+            **settings: The settings of `weight`.
         """
         raise NotImplementedError
+
+    def end(self, **settings: Any) -> list[keras.Layer]:
+        """Make the layers at the end of F; none by default.
+
+        Args:
+            **settings: `kernel_initializer`, `data_format`, `dtype`.
+        """
+        return []
+
+    def branch(self, unit: Any, axis: int) -> list[keras.Layer]:
+        """Make the layers of F from its first weight to its end.
+
+        Args:
+            unit: The `ResidualUnit`, for its options.
+            axis: Axis of the channels.
+        """
+        widths = self.channels(unit.filters)
+        last = len(widths)
+        layers: list[keras.Layer] = []
+        for i, channels in enumerate(widths, 1):
+            if i > 1 and unit.dropout_at == "between_weights":
+                layers += _dropout(unit, i - 1)
+            names = unit.arrangement.last if i == last else unit.arrangement.between
+            starts_at_zero = unit.zero_init_last and i == last
+            after = unit.components.make(
+                names,
+                axis,
+                channels,
+                f"{{}}_{i}",
+                gamma_initializer="zeros" if starts_at_zero else None,
+            )
+            weight = f"{self.word}_{i}"
+            settings = unit.weight_settings.at(weight)
+            if starts_at_zero and not any(map(chains.has_gamma, after)):
+                settings |= self.zeros()
+            pooling, blur = [], []
+            if i - 1 == self.strided:
+                pooling = unit.pooling("weight")
+                blur = unit.pooling("branch")
+                settings["strides"] = 1 if pooling or blur else unit.strides
+            has_bias = unit.components.has_bias(after)
+            chain = [
+                self.weight(i, channels, name=weight, use_bias=has_bias, **settings),
+                *pooling,
+                *after,
+            ]
+            if self.gated and i < last:
+                settings = unit.weight_settings.at(f"gate_{i}")
+                gate = self.weight(
+                    i, channels, name=f"gate_{i}", use_bias=bool(unit.use_bias), **settings
+                )
+                chain = [chains.Gated(chain, gate, name=f"gated_{i}", dtype=unit.dtype_policy)]
+            layers += [*chain, *blur]
+        layers += self.end(**unit.weight_settings.kernel_at("squeeze_excitation"))
+        if unit.dropout_at == "before_addition":
+            layers += _dropout(unit, last)
+        return layers
 
     def get_config(self) -> dict:
         return dataclasses.asdict(self)
@@ -169,9 +231,12 @@ class Convolutional(Block):
         )
 
     def projection(self, channels: int, **settings: Any) -> keras.Layer:
-        return PaddedConv2D(
-            channels, 1, name="conv", standardize=self.standardize_weights, **settings
-        )
+        return PaddedConv2D(channels, 1, standardize=self.standardize_weights, **settings)
+
+    def end(self, **settings: Any) -> list[keras.Layer]:
+        if self.squeeze_excitation is None:
+            return []
+        return [SqueezeExcitation(self.squeeze_excitation, name="squeeze_excitation", **settings)]
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -240,7 +305,7 @@ class Features(Block):
     ranks = range(2, 100)
 
     def projection(self, channels: int, *, strides=1, data_format=None, **settings: Any):
-        return keras.layers.Dense(channels, name="dense", **settings)
+        return keras.layers.Dense(channels, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -361,6 +426,13 @@ class Attention(Features):
         del settings["data_format"]
         # SelfAttention calls `of_branch` itself: its four dense layers are two weights in sequence
         return SelfAttention(channels, self.num_heads, causal=self.causal, **settings)
+
+
+def _dropout(unit: Any, i: int) -> list[keras.Layer]:
+    """Make the dropout after weight `i`: a list with one layer, or an empty list."""
+    if not unit.dropout:
+        return []
+    return [keras.layers.Dropout(unit.dropout, name=f"dropout_{i}", dtype=unit.dtype_policy)]
 
 
 #: Name to class; every class can be made without arguments.

@@ -8,8 +8,9 @@ from typing import Any
 
 import keras
 
-from keras_preact.models.network import STEMS, ResidualNetwork
+from keras_preact.models.network import ResidualNetwork
 from keras_preact.models.segments import Stage
+from keras_preact.models.stem import STEMS
 from keras_preact.stacks import UnitStack
 from keras_preact.weights import layout, loading
 from keras_preact.weights.keras_hub import library

@@ -9,9 +9,7 @@ import keras
 from keras_preact import _checks, blocks, shortcuts
 from keras_preact.downsampling import serialize
 from keras_preact.layers import chains
-
-#: A value of `use_bias`: no bias if a normalisation right after the weight would remove it.
-UNLESS_NORM = "unless_norm"
+from keras_preact.layers.components import UNLESS_NORM
 
 
 def check(unit: keras.Layer) -> None:

@@ -11,8 +11,7 @@ from keras_preact import downsampling as downsamplings
 from keras_preact._frozen import HoldsLayers
 from keras_preact._objects import in_config
 from keras_preact.layers import chains, spatial
-from keras_preact.layers.batch_norm import BatchNormalization
-from keras_preact.squeeze_excitation import SqueezeExcitation
+from keras_preact.layers.components import Components, Weights
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -194,6 +193,13 @@ class ResidualUnit(HoldsLayers):
             self.activation = keras.activations.get(self.block.activation)
         if self.block.strided is None:
             self.data_format = "channels_last"  # features are the last axis
+        #: Makes the components of its arrangement.
+        self.components = Components(
+            self.normalization, self.activation, use_bias, self.data_format, self.dtype_policy
+        )
+        self.weight_settings = Weights(
+            self.kernel_initializer, self.bias_initializer, self.data_format, self.dtype_policy
+        )
 
     def get_config(self):
         return super().get_config() | {
@@ -269,9 +275,9 @@ class ResidualUnit(HoldsLayers):
 
         # F
         with keras.name_scope("branch"):
-            self.first = self.components(self.arrangement.first, axis, channels, "{}_0")
+            self.first = self.components.make(self.arrangement.first, axis, channels, "{}_0")
             shape = chains.build_chain(self.first, input_shape)
-            self.rest = self._rest(axis)
+            self.rest = self.block.branch(self, axis)
             shape = chains.build_chain(self.rest, shape)
             self.drop = None
             if self.stochastic_depth is not None:
@@ -281,7 +287,7 @@ class ResidualUnit(HoldsLayers):
         with keras.name_scope("projection"):
             strides, shape_change = self.strides, []
             if changes_shape and self.h.reads_input:
-                shape_change = self._pooling("projection")
+                shape_change = self.pooling("projection")
                 strides = 1 if shape_change else strides
                 if not shortcut_projects:
                     shape_change += self._projection(axis, strides)
@@ -291,7 +297,7 @@ class ResidualUnit(HoldsLayers):
             rank=len(input_shape),
             channels=self.channels_out,
             strides=strides if shortcut_projects else 1,
-            kernel_initializer=self._kernel("shortcut"),
+            kernel_initializer=initializers.spawn(self.kernel_initializer, "shortcut"),
             data_format=self.data_format,
             dtype=self.dtype_policy,
         )
@@ -300,7 +306,7 @@ class ResidualUnit(HoldsLayers):
 
         # f
         with keras.name_scope("after_addition"):
-            self.after_addition = self.components(
+            self.after_addition = self.components.make(
                 self.arrangement.after_addition, axis, self.channels_out
             )
             chains.build_chain(self.after_addition, shape)
@@ -321,125 +327,25 @@ class ResidualUnit(HoldsLayers):
             )
         return axis, shape[axis]
 
-    def _rest(self, axis: int) -> list[keras.Layer]:
-        """Return the layers of F from its first weight to its end."""
-        block, arrangement = self.block, self.arrangement
-        widths = block.channels(self.filters)
-        last = len(widths)
-        layers: list[keras.Layer] = []
-        for i, channels in enumerate(widths, 1):
-            if i > 1 and self.dropout_at == "between_weights":
-                layers += self._dropout(i - 1)
-            names = arrangement.last if i == last else arrangement.between
-            starts_at_zero = self.zero_init_last and i == last
-            gamma = "zeros" if starts_at_zero else None
-            after = self.components(names, axis, channels, f"{{}}_{i}", gamma_initializer=gamma)
-            settings: dict = {"use_bias": self.has_bias(after)}
-            if starts_at_zero and not any(map(chains.has_gamma, after)):
-                settings |= block.zeros()
-            pooling, blur = [], []
-            if i - 1 == block.strided:
-                pooling, blur = self._pooling("weight"), self._pooling("branch")
-                settings["strides"] = 1 if pooling or blur else self.strides
-            chain = [self._branch_weight(i, block.word, **settings), *pooling, *after]
-            if block.gated and i < last:
-                gate = self._branch_weight(i, "gate", use_bias=bool(self.use_bias))
-                chain = [chains.Gated(chain, gate, name=f"gated_{i}", dtype=self.dtype_policy)]
-            layers += [*chain, *blur]
-        if getattr(block, "squeeze_excitation", None) is not None:
-            layers.append(
-                SqueezeExcitation(
-                    block.squeeze_excitation,
-                    kernel_initializer=self._kernel("squeeze_excitation"),
-                    data_format=self.data_format,
-                    name="squeeze_excitation",
-                    dtype=self.dtype_policy,
-                )
-            )
-        if self.dropout_at == "before_addition":
-            layers += self._dropout(last)
-        return layers
-
-    def _branch_weight(self, i: int, word: str, **settings) -> keras.Layer:
-        name = f"{word}_{i}"
-        channels = self.block.channels(self.filters)[i - 1]
-        defaults = {"kernel_initializer": self._kernel(name), **self._weight_settings(name)}
-        return self.block.weight(i, channels, name=name, **defaults | settings)
-
-    def _dropout(self, i: int) -> list[keras.Layer]:
-        if not self.dropout:
-            return []
-        return [keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy)]
-
     def _projection(self, axis: int, strides: int) -> list[keras.Layer]:
         """Return the layers that give x the shape of F(x)."""
         if self.shape_shortcut == "zero_pad":
             settings: dict = {"name": "zero_pad", "dtype": self.dtype_policy}
             return [shortcuts.ZeroPad(self.channels_out, strides, self.data_format, **settings)]
-        after = self.components(self.arrangement.projection, axis, self.channels_out)
+        after = self.components.make(self.arrangement.projection, axis, self.channels_out)
+        name = "dense" if self.block.strided is None else "conv"
         projection = self.block.projection(
             self.channels_out,
-            kernel_initializer=self._kernel("projection"),
+            name=name,
             strides=strides,
-            use_bias=self.has_bias(after),
-            **self._weight_settings("conv" if self.block.strided is not None else "dense"),
+            use_bias=self.components.has_bias(after),
+            **self.weight_settings.at("projection", name),
         )
         return [projection, *after]
 
-    def _kernel(self, place: str) -> keras.initializers.Initializer:
-        return initializers.spawn(self.kernel_initializer, place)
-
-    def _weight_settings(self, name: str) -> dict:
-        return {
-            "bias_initializer": initializers.spawn(self.bias_initializer, name, "bias"),
-            "data_format": self.data_format,
-            "dtype": self.dtype_policy,
-        }
-
-    def _pooling(self, place: str) -> list[keras.Layer]:
+    def pooling(self, place: str) -> list[keras.Layer]:
+        """Make the pooling at a place of its downsampling, if there is one."""
         return self.downsampling.pooling(place, self.strides, self.data_format, self.dtype_policy)
-
-    def components(
-        self, names, axis: int, channels: int, name: str = "{}", *, gamma_initializer=None
-    ) -> list[keras.Layer]:
-        """Make components of an arrangement, with the options of this unit.
-
-        Args:
-            names: Names of the components, such as `("norm", "activation")`.
-            axis: Axis of the channels.
-            channels: Number of channels.
-            name: Name of each layer, with `{}` for the name of the component.
-            gamma_initializer: Initialiser of gamma, for the normalisations that have
-                one; None for their own.
-        """
-        layers: list[keras.Layer] = []
-        names = tuple(names)
-        for i, component in enumerate(names):
-            layer_name = name.format(component) + "_again" * names[:i].count(component)
-            settings: dict = {"name": layer_name, "dtype": self.dtype_policy}
-            if component == "norm":
-                layers += chains.normalization(
-                    self.normalization,
-                    axis,
-                    channels,
-                    gamma_initializer=gamma_initializer,
-                    **settings,
-                )
-                if layers and isinstance(layers[-1], BatchNormalization):
-                    is_relu = self.activation is keras.activations.relu
-                    # at inference TensorFlow may compute both in one kernel
-                    layers[-1].relu_follows = is_relu and names[i + 1 : i + 2] == ("activation",)
-            elif component == "activation":
-                layers.append(chains.activation_layer(self.activation, **settings))
-            else:
-                layers.append({"shift": chains.Shift, "scale": chains.Scale}[component](**settings))
-        return layers
-
-    def has_bias(self, after: list[keras.Layer]) -> bool:
-        """Whether a weight has a bias if the layers of `after` follow it."""
-        if self.use_bias == options.UNLESS_NORM:
-            return not (after and chains.is_norm(after[0]))
-        return bool(self.use_bias)
 
 
 #: Arguments of a unit that are attributes with the same names.

@@ -6,65 +6,19 @@ import dataclasses
 import inspect
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_preact import _checks, arrangements, blocks, initializers, options
-from keras_preact.layers import chains, spatial
-from keras_preact.layers.whitening import Whitening2D, whitened_channels
+from keras_preact import _checks, blocks, initializers, options
+from keras_preact.layers import spatial
+from keras_preact.layers.whitening import Whitening2D
 from keras_preact.models import base, segments
 from keras_preact.models.segments import Stage
+from keras_preact.models.stem import STEMS
 from keras_preact.units import ResidualUnit
-
-
-@dataclasses.dataclass(frozen=True)
-class Stem:
-    """The layers before the first unit: a weight layer, the arrangement's stem
-    components, and for some stems a pooling.
-
-    Args:
-        kernel_size: Kernel size of the convolution; None: a dense layer.
-        strides: Strides of the convolution.
-        pooling: Padding of a 3x3 max pooling at stride 2: `"infinity"` (minus infinity)
-            or `"zeros"`; None: no pooling.
-        whitens: Whether the convolution is a `Whitening2D`. Its width follows from its
-            input.
-        sequence: Whether the input is `(length, channels)`. The stem turns it into a map
-            of width 1.
-        normalized: Whether a normalisation and an activation come before the components
-            of the arrangement.
-    """
-
-    kernel_size: int | None
-    strides: int = 1
-    pooling: str | None = None
-    whitens: bool = False
-    sequence: bool = False
-    normalized: bool = False
-
-    @property
-    def total_stride(self) -> int:
-        return self.strides * (2 if self.pooling else 1)
-
-
-#: `Stem` by name: for small images, for ImageNet as published, as in TF-slim and as in pytorchcv,
-#: for sequences, for vectors, for short training.
-STEMS: Mapping[str, Stem] = MappingProxyType(
-    {
-        "3x3": Stem(3),
-        "7x7": Stem(7, strides=2, pooling="infinity"),
-        "7x7_zero_padded": Stem(7, strides=2, pooling="zeros"),
-        "7x7_normalized": Stem(7, strides=2, pooling="infinity", normalized=True),
-        "sequence": Stem(3, sequence=True),
-        "sequence_pooled": Stem(7, strides=2, pooling="infinity", sequence=True),
-        "dense": Stem(None),
-        "whitening": Stem(2, whitens=True),
-    }
-)
 
 
 def option_names() -> set[str]:
@@ -172,7 +126,6 @@ class ResidualNetwork(base.UnitNetwork):
         unroll: int = 1,
         **unit_options,
     ):
-        # ---- checks ----
         # numbers of NumPy become Python's, which Keras and JSON take
         classes, stem_filters, output_stride, input_shape, unit_options = _checks.plain(
             (classes, stem_filters, output_stride, tuple(input_shape), unit_options)
@@ -183,34 +136,20 @@ class ResidualNetwork(base.UnitNetwork):
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
         _checks.one_of(stacked, (None, True, False), "stacked")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
-        # One unit checks the options, turns them into the form of a config, and is the template of
-        # the others.
         unit_options = options.nested(block, unit_options)
         options.check_names(unit_options, _unit_options())
+        # one unit checks the options and holds them for the others
         narrowest = min((stage.filters for stage in stages), default=1)
         template = ResidualUnit(narrowest, dtype=policy, **unit_options)
         data_format = spatial.data_format_of(unit_options.get("data_format"))
-        steps = [front.total_stride, *(stage.strides for stage in stages)]
-        strides = list(itertools.accumulate(steps, operator.mul))
-        if output_stride is not None:
-            _checks.one_of(output_stride, dict.fromkeys(strides), "output_stride")
-        input_shape, channels = _check_input_shape(
-            input_shape, front, output_stride or strides[-1], data_format
-        )
+        total_stride = _total_stride(front.total_stride, stages, output_stride)
+        channels = front.check_input(input_shape, total_stride, data_format)
+        stem_filters = front.width(stem_filters, channels)
         axis = spatial.channel_axis(template.data_format, len(input_shape) + 1)
         kernel = initializers.of_network(
             template.kernel_initializer, sum(stage.units for stage in stages)
         )
-
-        # ---- stem ----
-        if front.whitens and front.kernel_size:
-            stem_filters = whitened_channels(front.kernel_size, channels)
-        stem_layers = [
-            *([keras.layers.Reshape((-1, 1, channels), name="stem_map")] if front.sequence else []),
-            *_stem_layers(front, stem_filters, template, kernel, axis),
-        ]
-
-        # ---- stages ----
+        stem_layers = front.layers(stem_filters, channels, template, kernel, axis)
         stacked = segments.stacks_pay(stages) if stacked is None else stacked
         stack_options = {"execution": execution, "remat": remat, "unroll": unroll}
         units = segments.make(
@@ -220,17 +159,11 @@ class ResidualNetwork(base.UnitNetwork):
             stack_options if stacked else None,
             output_stride and output_stride // front.total_stride,
         )
-
-        # ---- head ----
         width = stages[-1].filters * template.block.expansion if stages else stem_filters
-        head = template.components(template.arrangement.head, axis, width, "head_{}")
+        head = template.components.make(template.arrangement.head, axis, width, "head_{}")
         if front.kernel_size and (include_top or pooling):
             head.append(_pooling(pooling, template))
-
-        # ---- config ----
-        unit_config = {
-            key: value for key, value in template.get_config().items() if key in _unit_options()
-        }
+        unit_config, shared = template.get_config(), _unit_options()
         arguments = {
             "stages": [list(dataclasses.astuple(stage)) for stage in stages],
             "stem": stem,
@@ -241,7 +174,7 @@ class ResidualNetwork(base.UnitNetwork):
             "output_stride": output_stride,
             "stacked": stacked,
             **stack_options,
-            **unit_config,
+            **{name: unit_config[name] for name in shared},
             "data_format": data_format,
         }
         super().__init__(
@@ -302,44 +235,17 @@ class ResidualNetwork(base.UnitNetwork):
         }
 
 
-def _stem_layers(
-    stem: Stem, filters: int, template: ResidualUnit, kernel, axis: int
-) -> list[keras.Layer]:
-    """Return the layers from the pixels to the first unit."""
-    # whitening normalises already
-    names = [name for name in template.arrangement.stem if not (stem.whitens and name == "norm")]
-    if stem.normalized:
-        names = [*arrangements.NORM_ACTIVATION, *names]
-    after = template.components(names, axis, filters, "stem_{}")
-    settings: dict = {
-        "data_format": template.data_format,
-        "kernel_initializer": initializers.spawn(kernel, "stem"),
-        "dtype": template.dtype_policy,
-    }
-    if stem.whitens and stem.kernel_size:
-        return [Whitening2D(stem.kernel_size, name="stem_conv", **settings), *after]
-    first = chains.weight(
-        filters,
-        (stem.kernel_size, 1) if stem.sequence and stem.kernel_size else stem.kernel_size,
-        strides=stem.strides,
-        use_bias=template.has_bias(after),
-        bias_initializer=initializers.spawn(template.bias_initializer, "stem"),
-        standardize=getattr(template.block, "standardize_weights", False),
-        name="stem_dense" if stem.kernel_size is None else "stem_conv",
-        **settings,
+def _total_stride(of_stem: int, stages: Sequence[Stage], output_stride: int | None) -> int:
+    """Return the product of all strides, or `output_stride`. Raise a ValueError unless
+    this is such a product for the stem and the first stages.
+    """
+    strides = list(
+        itertools.accumulate([of_stem, *(stage.strides for stage in stages)], operator.mul)
     )
-    if not stem.pooling:
-        return [first, *after]
-    smooth = template.downsampling.pooling("stem", 2, template.data_format, template.dtype_policy)
-    pool = spatial.PaddedMaxPooling2D(
-        3,
-        1 if smooth else 2,
-        zeros=stem.pooling == "zeros",
-        data_format=template.data_format,
-        name="stem_pool",
-        dtype=template.dtype_policy,
-    )
-    return [first, *after, pool, *smooth]
+    if output_stride is None:
+        return strides[-1]
+    _checks.one_of(output_stride, dict.fromkeys(strides), "output_stride")
+    return output_stride
 
 
 def _pooling(pooling: str | None, template: ResidualUnit) -> keras.Layer:
@@ -349,42 +255,6 @@ def _pooling(pooling: str | None, template: ResidualUnit) -> keras.Layer:
     return pooling_class(
         data_format=template.data_format, name="head_pool", dtype=template.dtype_policy
     )
-
-
-def _check_input_shape(
-    shape, stem: Stem, total_stride: int, data_format: str
-) -> tuple[tuple[int | None, ...], int]:
-    """Return the input shape as a tuple, and its number of channels."""
-    shape = tuple(shape)
-    is_image = stem.kernel_size is not None
-    axes: tuple[str, ...] = ("features",)
-    if stem.sequence:
-        if data_format != "channels_last":
-            raise ValueError(
-                "A network for sequences takes (length, channels): use "
-                "data_format='channels_last', and transpose other sequences. Received: "
-                f"input_shape={shape}, data_format={data_format!r}"
-            )
-        axes = ("length", "channels")
-    elif is_image:
-        axes = ("height", "width", "channels")
-        if data_format == "channels_first":
-            axes = ("channels", "height", "width")
-    if len(shape) != len(axes) or shape[axes.index("channels") if is_image else 0] is None:
-        raise ValueError(
-            f"`input_shape` must be ({', '.join(axes)}) with a known number of "
-            f"{'channels' if is_image else 'features'}. Received: input_shape={shape}, "
-            f"data_format={data_format!r}"
-        )
-    for size, axis in zip(shape, axes, strict=True):
-        if size is not None:
-            _checks.positive_int(size, f"input_shape ({axis})")
-        if axis in ("height", "width", "length") and size is not None and size < total_stride:
-            raise ValueError(
-                f"The strides of this network divide the {axis} by {total_stride}, so it must be "
-                f"at least {total_stride}. Received: input_shape={shape}"
-            )
-    return shape, shape[axes.index("channels") if is_image else 0]
 
 
 def image_shape(

@@ -204,7 +204,7 @@ def _stem(template: TransformerUnit, kernel, patch_size: int | None, data_format
     seed = initializers.seed_of(kernel)
     seed = None if seed is None else initializers.derive_seed(seed, "positions")
     positions = Positions(seed, name="stem_positions", dtype=policy)
-    after = unit.components(unit.arrangement.stem, -1, unit.filters, "stem_{}")
+    after = unit.components.make(unit.arrangement.stem, -1, unit.filters, "stem_{}")
     return [*patches, embedding, positions, *after]
 
 
@@ -214,7 +214,7 @@ def _head(template: TransformerUnit) -> list[keras.Layer]:
     pool = keras.layers.GlobalAveragePooling1D(
         data_format="channels_last", name="head_pool", dtype=template.dtype_policy
     )
-    return [*unit.components(unit.arrangement.head, -1, unit.filters, "head_{}"), pool]
+    return [*unit.components.make(unit.arrangement.head, -1, unit.filters, "head_{}"), pool]
 
 
 def _make_units(template: TransformerUnit, depth: int, kernel) -> list[ResidualUnit]:
