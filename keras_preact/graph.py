@@ -13,6 +13,7 @@ from unittest import mock
 import keras
 from keras import KerasTensor, ops
 
+from keras_preact.backend import keras_private
 from keras_preact.layers.spatial import BinomialPooling2D
 from keras_preact.squeeze_excitation import SqueezeExcitation
 from keras_preact.stacks import LayerStack
@@ -272,7 +273,7 @@ class Graph:
         # A layer without variables is arithmetic, such as a shortcut. A layer with variables but
         # without inner layers is one step, such as a norm.
         return not operation.variables or any(
-            layer is not operation for layer in operation._flatten_layers()
+            layer is not operation for layer in keras_private.layers(operation)
         )
 
     def _calls(self, layer, args: tuple, kwargs: dict):
@@ -306,9 +307,7 @@ class Graph:
                 f"Received: {type(error).__name__}: {_first_line(error)}"
             ) from error
         for node in nodes:  # remove the traced calls from the records of the layers
-            node.operation._inbound_nodes = [
-                other for other in node.operation._inbound_nodes if other is not node
-            ]
+            keras_private.forget_call(node)
         return nodes, symbols, refs, outputs, True
 
     def values(self, inputs) -> dict[int, Any]:
@@ -445,7 +444,7 @@ def has_own_kernel(layer) -> bool:
 
 def _holds_kernels(operation) -> bool:
     return isinstance(operation, keras.Layer) and any(
-        has_own_kernel(layer) for layer in operation._flatten_layers(include_self=False)
+        has_own_kernel(layer) for layer in keras_private.sublayers(operation)
     )
 
 
@@ -489,6 +488,6 @@ def _nodes(inputs: list[KerasTensor], outputs: list[KerasTensor]) -> list:
 def _call_of(symbol: KerasTensor):
     """Return the call that made a Keras tensor."""
     operation, index, _ = symbol._keras_history
-    if operation is None or operation._inbound_nodes[index].is_input:
+    if operation is None or keras_private.calls(operation)[index].is_input:
         raise ValueError(f"The outputs must depend on the inputs alone. Received: {symbol}")
-    return operation._inbound_nodes[index]
+    return keras_private.calls(operation)[index]

@@ -17,7 +17,7 @@ from keras_preact import _checks, initializers
 from keras_preact._frozen import HoldsLayers, check_frozen_together, freeze_inside, frozen_inside
 from keras_preact._objects import arguments_of, in_config
 from keras_preact._paths import below
-from keras_preact.backend import devices, loops
+from keras_preact.backend import devices, keras_private, loops
 from keras_preact.layers import chains
 from keras_preact.layers.spatial import PaddedConv2D
 from keras_preact.units import ResidualUnit, Trace
@@ -59,7 +59,9 @@ class _StackedVariable(keras.Variable):
     of: keras.Variable | None = None
 
     trainable = keras.Variable.trainable.getter(
-        lambda self: self._trainable and (self.of is None or self.of.trainable)
+        lambda self: (
+            keras_private.is_trainable_itself(self) and (self.of is None or self.of.trainable)
+        )
     )
 
 
@@ -192,7 +194,7 @@ class LayerStack(HoldsLayers):
                 self._body.initial[id(variable)] = _initializer_of(variable)
         # one of the stack's layers, for loops over all layers that freeze or measure them; it is
         # frozen with the stack
-        self._layers.append(self._body.template)
+        keras_private.hold(self, self._body.template)
         if backend == "tensorflow" and not devices.tensorflow_has_gpu():
             # Train step of ResNet-164 on two cores, batch 16, TensorFlow 2.21: 6.6 s as scans with
             # XLA, 0.37 s without.
@@ -289,7 +291,7 @@ class LayerStack(HoldsLayers):
                 shape,
                 dtype=variable.dtype,
                 trainable=variable.trainable,
-                autocast=variable._autocast,
+                autocast=keras_private.is_autocast(variable),
                 aggregation=variable.aggregation,
                 name=name,
             )
@@ -387,7 +389,7 @@ class LayerStack(HoldsLayers):
         execution = "loop" if python_loop else self._execution()
         # XLA on a CPU is slow at convolutions in a loop; matrix products return the same
         as_products = execution == "scan" and devices.scan_is_slow()
-        for layer in unit._flatten_layers():
+        for layer in keras_private.layers(unit):
             if isinstance(layer, PaddedConv2D):
                 layer.as_products = as_products
         specs = [keras.KerasTensor(variables[i].shape, values[i].dtype) for i in updated]
@@ -705,8 +707,8 @@ def _initializer_of(variable: keras.Variable) -> Callable:
     """Return the initialiser of a variable. If the variable has a value already, the
     initialiser returns that value.
     """
-    if variable._initializer is not None:
-        return variable._initializer
+    if (initializer := keras_private.initializer_of(variable)) is not None:
+        return initializer
     return lambda shape, dtype=None: ops.copy(variable.value)
 
 
@@ -762,7 +764,7 @@ def _added(perturbations, dtype) -> dict:
 
 
 def _training_of(layer: keras.Layer, training) -> dict:
-    return {"training": training} if layer._call_has_training_arg else {}
+    return {"training": training} if keras_private.takes_training(layer) else {}
 
 
 def _build_by_call(unit: keras.Layer, input_shape: tuple) -> tuple:
@@ -774,7 +776,7 @@ def _build_by_call(unit: keras.Layer, input_shape: tuple) -> tuple:
     sizes = [1, *(4 if size is None else size for size in input_shape[1:])]
     with keras.StatelessScope(collect_losses=True) as scope:
         y = unit(ops.zeros(sizes, unit.compute_dtype), **_training_of(unit, True))
-    if scope.losses or any(layer._metrics for layer in unit._flatten_layers()):
+    if scope.losses or any(map(keras_private.has_metrics, keras_private.layers(unit))):
         raise ValueError(
             f"A unit of a stack must not add losses or have metrics. Received: {unit!r}"
         )
@@ -804,7 +806,7 @@ def _structure(unit: keras.Layer) -> dict:
     )
 
     # a functional model names its layers where it connects them
-    places = {layer.name: i for i, layer in enumerate(unit._flatten_layers())}
+    places = {layer.name: i for i, layer in enumerate(keras_private.layers(unit))}
 
     def without(value: Any) -> Any:
         if isinstance(value, str):

@@ -10,6 +10,7 @@ from keras_preact import _checks, arrangements, blocks, initializers, options, s
 from keras_preact import downsampling as downsamplings
 from keras_preact._frozen import HoldsLayers
 from keras_preact._objects import in_config
+from keras_preact.backend import keras_private
 from keras_preact.layers import chains, spatial
 from keras_preact.layers.components import Components, Weights
 
@@ -312,7 +313,7 @@ class ResidualUnit(HoldsLayers):
             chains.build_chain(self.after_addition, shape)
         if not self.trainable:
             # layers made after `__init__` are trainable, but a frozen norm must keep its statistics
-            for layer in self._flatten_layers(include_self=False):
+            for layer in keras_private.sublayers(self):
                 layer.trainable = False
         self.freeze_inside_again()
 

@@ -66,3 +66,53 @@ def rate(optimizer: keras.optimizers.Optimizer) -> Any:
 def accumulated_gradient(optimizer: keras.optimizers.Optimizer, variable: keras.Variable):
     """Return the sum of the gradients of a variable since its last update."""
     return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
+
+
+def hold(layer: keras.Layer, inner: keras.Layer) -> None:
+    """Let a layer hold another one without its variables: loops over all layers reach it."""
+    layer._layers.append(inner)
+
+
+def takes_training(layer: keras.Layer) -> bool:
+    """Return whether the `call` of a layer has the argument `training`."""
+    return layer._call_has_training_arg
+
+
+def has_metrics(layer: keras.Layer) -> bool:
+    """Return whether a layer itself has metrics, without those of the layers inside."""
+    return bool(layer._metrics)
+
+
+def is_trainable_itself(variable: keras.Variable) -> bool:
+    """Return whether a variable is trainable, whatever a subclass makes of `trainable`."""
+    return variable._trainable
+
+
+def initializer_of(variable: keras.Variable) -> Any:
+    """Return the initialiser of a variable without a value; None for others."""
+    return variable._initializer
+
+
+def is_autocast(variable: keras.Variable) -> bool:
+    """Return whether a layer in mixed precision reads a variable in the compute dtype."""
+    return variable._autocast
+
+
+def keep_dtype(variable: keras.Variable) -> None:
+    """Let layers in mixed precision read a variable in its own dtype."""
+    variable._autocast = False
+
+
+def nodes(model: keras.Model) -> list[Any]:
+    """Return the calls of layers and operations in the graph of a functional model."""
+    return [node for level in model._nodes_by_depth.values() for node in level]
+
+
+def calls(operation: keras.Operation) -> list[Any]:
+    """Return the calls of an operation or a layer with Keras tensors, the first one first."""
+    return operation._inbound_nodes
+
+
+def forget_call(node: Any) -> None:
+    """Remove a call from the calls of its operation."""
+    node.operation._inbound_nodes = [each for each in calls(node.operation) if each is not node]

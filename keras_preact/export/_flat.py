@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_preact import _lora
+from keras_preact.backend import keras_private
 from keras_preact.stacks import LayerStack
 from keras_preact.units import ResidualUnit
 
@@ -86,7 +87,7 @@ def _copies(layer: keras.Layer, names: collections.Counter) -> list[keras.Layer]
     else:
         copies = [_copy(layer)]
     for copy in copies:
-        for inner in copy._flatten_layers(include_self=False):
+        for inner in keras_private.sublayers(copy):
             name = f"{copy.name}_{inner.name}"
             names[name] += 1
             inner.name = name if names[name] == 1 else f"{name}_{names[name]}"
@@ -145,7 +146,7 @@ class _FusedNorm(keras.layers.Layer):
 
 def _foldable(model: keras.Model) -> Iterator[tuple[keras.Layer, keras.Layer]]:
     """Yield pairs of a layer and the batch normalisation that alone reads its output."""
-    nodes = [node for level in model._nodes_by_depth.values() for node in level]
+    nodes = keras_private.nodes(model)
     made_by = {id(output): node.operation for node in nodes for output in node.outputs}
     reads = collections.Counter(id(tensor) for node in nodes for tensor in node.input_tensors)
     reads.update(map(id, model.outputs))

@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 
+from keras_preact.backend import keras_private
 from keras_preact.export import _children
 from keras_preact.export._flat import flat
 from keras_preact.export._images import MAX_PIXELS, decoder, ensure
@@ -88,7 +89,7 @@ def _write_elsewhere(model: keras.Model, plan: Plan, path: Path) -> None:
     file, pickled = path.with_name("scores.keras"), path.with_name("plan.pickle")
     model.save(file)
     pickled.write_bytes(pickle.dumps(plan))
-    modules = {type(layer).__module__ for layer in model._flatten_layers()} - {"__main__"}
+    modules = {type(layer).__module__ for layer in keras_private.layers(model)} - {"__main__"}
     outside_keras = sorted(module for module in modules if module.split(".")[0] != "keras")
     _children.run(
         ["-m", __name__, str(file), str(pickled), str(path), *outside_keras],

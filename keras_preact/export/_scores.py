@@ -4,6 +4,7 @@ import dataclasses
 
 import keras
 
+from keras_preact.backend import keras_private
 from keras_preact.classifiers import (
     PROBABILITIES,
     Outputs,
@@ -178,7 +179,7 @@ def _find_logits(model: keras.Model):
 def _origin(tensor):
     """Return the operation that makes a Keras tensor, and the operation's first input."""
     operation, node_index, _ = tensor._keras_history
-    inputs = operation._inbound_nodes[node_index].input_tensors
+    inputs = keras_private.calls(operation)[node_index].input_tensors
     return operation, inputs[0] if inputs else None
 
 

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks
-from keras_preact.backend import products
+from keras_preact.backend import keras_private, products
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -58,9 +58,11 @@ class PaddedConv2D(keras.layers.Conv2D):
     def build(self, input_shape):
         super().build(input_shape)
         if self.standardize:
-            self._kernel._autocast = False  # the mean of a filter would be inaccurate in 16 bits
+            keras_private.keep_dtype(
+                keras_private.own_kernel(self)
+            )  # the mean of a filter would be inaccurate in 16 bits
         if keras.backend.backend() == "torch":
-            _lay_filters_first(self._kernel.value)
+            _lay_filters_first(keras_private.own_kernel(self).value)
 
     def convolution_op(self, inputs, kernel, training=None):
         if self.standardize:
