@@ -16,6 +16,7 @@ import keras_preact as kp
 from tests.keras_preact import harness
 
 FOLDER = Path(kp.__file__).parent
+COMMANDS = FOLDER.parent / "training"
 #: Modules that are imported at their first use, except the one that needs keras_hub.
 LATER = {name: f"keras_preact.{name}" for name in kp._LATER if name != "hub"}
 
@@ -66,19 +67,20 @@ def is_private(name):
 
 
 def test_imports_go_down_and_use_public_names():
-    """Nobody imports the server, the library nothing of `training`, and a package or
-    `training` no private name of a package of the library.
+    """Nobody in the library imports the commands, or the server but itself. Private names
+    of a package stay in it.
     """
-    for path in [*FOLDER.rglob("*.py"), *(FOLDER.parent / "training").rglob("*.py")]:
-        top, package, *_ = path.relative_to(FOLDER.parent).parts
+    for path in [*FOLDER.rglob("*.py"), *COMMANDS.rglob("*.py")]:
+        in_library = path.is_relative_to(FOLDER)
+        package = path.relative_to(FOLDER).parts[0] if in_library else ""
         for name in imported_names(path):
-            parts = name.split(".")
-            if top == "keras_preact":
-                assert parts[0] != "training", (path, name)
-                assert parts[:2] != ["keras_preact", "serving"] or package == "serving", path
-            if parts[0] == "keras_preact" and (top == "training" or parts[1:2] != [package]):
-                first = 1 if top == "training" else 2  # the library shares keras_preact._checks
-                assert not any(map(is_private, parts[first:])), (path, name)
+            top, *inside = name.split(".")
+            assert not (in_library and top == COMMANDS.name), (path, name)
+            if top != FOLDER.name or inside[:1] == [package]:
+                continue
+            assert not (in_library and inside[:1] == ["serving"]), (path, name)
+            shared = 1 if in_library else 0  # such as keras_preact._checks
+            assert not any(map(is_private, inside[shared:])), (path, name)
 
 
 @pytest.mark.backend

@@ -139,15 +139,6 @@ def test_the_versions_and_models_that_exist_are_named(placed):
         version.find(placed / "new")
 
 
-def test_the_folders_of_models(placed):
-    assert version.models(placed / "m") == ({"m": placed / "m"}, "")
-    named = {name: placed / "models" / name for name in ("m", "n")}
-    assert version.models(placed / "models") == (named, "")
-    for path, words in (("m/0", "itself a version, 0"), ("empty", "no folder of a model")):
-        found, problem = version.models(placed / path)
-        assert (found, words in problem) == ({}, True)
-
-
 # --- the card and the files
 
 
