@@ -82,8 +82,8 @@ def attempt(case: str, devices: int, files: list[Path]) -> str:
 
 
 @functools.cache
-def _run(kind: str, tasks: str, devices: int, count: int) -> list[list] | str:
-    case = json.dumps({"kind": kind, "devices": devices, "tasks": json.loads(tasks)})
+def _run(tasks: str, devices: int, count: int) -> list[dict[str, list]] | str:
+    case = json.dumps({"devices": devices, "tasks": json.loads(tasks)})
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{i}.json" for i in range(count)]
         errors = attempt(case, devices, files)
@@ -93,8 +93,10 @@ def _run(kind: str, tasks: str, devices: int, count: int) -> list[list] | str:
         return errors or [json.loads(file.read_text()) for file in files]
 
 
-def run(kind: str, tasks: str, devices: int, count: int) -> list[list]:
-    """Return the results of `count` processes for `tasks`, in JSON. They run once."""
-    found = _run(kind, tasks, devices, count)
+def run(tasks: str, devices: int, count: int) -> list[dict[str, list]]:
+    """Return the results of `count` processes for `tasks`, the ones of each kind in JSON.
+    They run once.
+    """
+    found = _run(tasks, devices, count)
     assert not isinstance(found, str), found[-5000:]
     return found

@@ -73,10 +73,14 @@ def cases(*names):
 
 
 def found(setup, name) -> list:
-    """What each process of a set-up found for a task."""
-    given = tasks_of(setup)
-    results = processes.run(setup[0], json.dumps(list(given.values())), *setup[1:])
-    return [result[list(given).index(name)] for result in results]
+    """What each process of a set-up found for a task. The same processes do the tasks of
+    every kind with as many devices.
+    """
+    kind, *sizes = setup
+    given = {each[0]: tasks_of(each) for each in SETUPS if list(each[1:]) == sizes}
+    of_each = json.dumps({each: list(tasks.values()) for each, tasks in given.items()})
+    place = list(given[kind]).index(name)
+    return [result[kind][place] for result in processes.run(of_each, *sizes)]
 
 
 @functools.cache
