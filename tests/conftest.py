@@ -119,11 +119,8 @@ LONGEST = (
     "test_stacks.py",
     "test_docstrings.py",
     "test_converters.py",
-    "test_frozen.py",
     "test_first_batch.py",
     "test_audit.py",
-    "test_measurements.py",
-    "test_both_stacks.py",
     "test_very_deep.py",
     "test_users_objects.py",
 )
