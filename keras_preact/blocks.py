@@ -74,7 +74,7 @@ class Block:
         Args:
             channels: Number of its output channels, from `channels`.
             **settings: `name`, `strides`, `use_bias`, `kernel_initializer`,
-                `bias_initializer`, `data_format`, `dtype`.
+                `kernel_regularizer`, `bias_initializer`, `data_format`, `dtype`.
         """
         raise NotImplementedError
 
@@ -97,7 +97,8 @@ class Block:
         """Make the layers at the end of F; none by default.
 
         Args:
-            **settings: `kernel_initializer`, `data_format`, `dtype`.
+            **settings: `kernel_initializer`, `kernel_regularizer`, `data_format`,
+                `dtype`.
         """
         return []
 
@@ -432,7 +433,9 @@ def _dropout(unit: Any, i: int) -> list[keras.Layer]:
     """Make the dropout after weight `i`: a list with one layer, or an empty list."""
     if not unit.dropout:
         return []
-    return [keras.layers.Dropout(unit.dropout, name=f"dropout_{i}", dtype=unit.dtype_policy)]
+    name = f"dropout_{i}"
+    seed = unit.seed_at(name)
+    return [keras.layers.Dropout(unit.dropout, seed=seed, name=name, dtype=unit.dtype_policy)]
 
 
 #: Name to class; every class can be made without arguments.

@@ -214,6 +214,18 @@ def seed_of(initializer: keras.initializers.Initializer) -> int | None:
     return seed if isinstance(seed, int) else None
 
 
+def seeded(
+    initializer: keras.initializers.Initializer, seed: int | None
+) -> keras.initializers.Initializer:
+    """Return the initialiser with this seed if it has none and can have one."""
+    if seed is None or not isinstance(initializer, keras.initializers.Initializer):
+        return initializer
+    config = initializer.get_config()
+    if "seed" not in config or config["seed"] is not None:
+        return initializer
+    return type(initializer).from_config(config | {"seed": seed})
+
+
 def spawn(
     initializer: keras.initializers.Initializer, *place: object
 ) -> keras.initializers.Initializer:

@@ -13,6 +13,7 @@ from keras import ops
 from keras_preact import _checks, initializers
 from keras_preact._objects import in_config
 from keras_preact.layers import chains, spatial
+from keras_preact.layers.components import Weights
 
 #: Settings in older configurations of shortcuts, which were layers: those of every layer, and those
 #: that a unit decides.
@@ -28,33 +29,36 @@ class Site:
         rank: Number of dimensions of x, with the batch.
         channels: Number of channels of F(x).
         strides: Strides of a shortcut that `projects`; 1 for the others.
-        kernel_initializer: Initialiser of a kernel. The shortcut may have its own.
-        data_format, dtype: Settings of the unit; dtype is a policy.
+        weights: The settings of the unit's weights.
+        seed: Seed of masks; None for a random one.
     """
 
     rank: int
     channels: int
     strides: int
-    kernel_initializer: Any
-    data_format: str
-    dtype: Any
+    weights: Weights
+    seed: int | None
+
+    @property
+    def dtype(self) -> Any:
+        """The unit's dtype policy."""
+        return self.weights.dtype
 
     def weight(self, **settings: Any) -> keras.Layer:
         """Make a 1x1 convolution, or for vectors a dense layer, that returns as many
         channels as F(x).
         """
+        is_map = self.rank == 4
         defaults = {
+            **self.weights.kernel_at("shortcut"),
             "strides": self.strides,
-            "data_format": self.data_format,
-            "kernel_initializer": self.kernel_initializer,
-            "name": "conv" if self.rank == 4 else "dense",
-            "dtype": self.dtype,
+            "name": "conv" if is_map else "dense",
         }
-        return chains.weight(self.channels, 1 if self.rank == 4 else None, **defaults | settings)
+        return chains.weight(self.channels, 1 if is_map else None, **defaults | settings)
 
     def normalization(self, kind: chains.Normalization) -> list[keras.Layer]:
         """Make a normalisation: a list with one layer, or an empty list for `"none"`."""
-        axis = spatial.channel_axis(self.data_format, self.rank)
+        axis = spatial.channel_axis(self.weights.data_format, self.rank)
         return chains.normalization(kind, axis, self.channels, name="norm", dtype=self.dtype)
 
 
@@ -174,7 +178,6 @@ def add(shortcut, residual):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-@dataclasses.dataclass(frozen=True)
 class Identity(Shortcut):
     """`x + F(x)`: the clean shortcut (Table 1, first row: 6.61 %)."""
 
@@ -183,7 +186,6 @@ class Identity(Shortcut):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-@dataclasses.dataclass(frozen=True)
 class NoShortcut(Shortcut):
     """`F(x)`: the plain network, which the paper counts as constant scaling with a
     shortcut factor of 0.
@@ -230,9 +232,9 @@ class _Weighted(Shortcut):
 
     def weight(self, site: Site, **settings: Any) -> list[keras.Layer]:
         """Make the weight, and the normalisation after it if there is one."""
-        kernel = self.kernel_initializer or site.kernel_initializer
-        weight = site.weight(kernel_initializer=kernel, **settings)
-        return [weight, *site.normalization(self.normalization)]
+        if self.kernel_initializer is not None:
+            settings["kernel_initializer"] = self.kernel_initializer
+        return [site.weight(**settings), *site.normalization(self.normalization)]
 
     def get_config(self):
         return super().get_config() | {
@@ -254,7 +256,6 @@ class _Gating(_Weighted):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-@dataclasses.dataclass(frozen=True)
 class ExclusiveGating(_Gating):
     """`(1 - g(x)) * x + g(x) * F(x)` with `g(x) = sigmoid(W_g x + b_g)`, as in highway
     networks.
@@ -275,7 +276,6 @@ class ExclusiveGating(_Gating):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-@dataclasses.dataclass(frozen=True)
 class ShortcutOnlyGating(_Gating):
     """`(1 - g(x)) * x + F(x)` with `g(x) = sigmoid(W_g x + b_g)`.
 
@@ -291,7 +291,6 @@ class ShortcutOnlyGating(_Gating):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-@dataclasses.dataclass(frozen=True)
 class Conv1x1(_Weighted):
     """`W x + F(x)` with a 1x1 convolution in every unit (option C of arXiv 1512.03385;
     Table 1: 12.22 %).
@@ -322,7 +321,7 @@ class Dropout(Shortcut):
 
     Args:
         rate: Share of the entries that are dropped.
-        seed: Seed of the masks; None for a random one.
+        seed: Seed of the masks; None for the unit's, or a random one.
 
     Source: Sec. 3.1, Fig. 2 (f) and Table 1.
     """
@@ -335,7 +334,8 @@ class Dropout(Shortcut):
         _checks.fraction(self.rate, "rate")
 
     def layers(self, site):
-        return [keras.layers.Dropout(self.rate, seed=self.seed, dtype=site.dtype)]
+        seed = site.seed if self.seed is None else self.seed
+        return [keras.layers.Dropout(self.rate, seed=seed, dtype=site.dtype)]
 
     def paths(self, x, residual, transformed):
         return transformed, residual

@@ -17,6 +17,7 @@ class SqueezeExcitation(chains.SameShape):
         reduction: Reduction ratio: `W_1` has `channels // reduction` outputs, at least
             one.
         kernel_initializer: Initialiser of both weights; each draws its own values.
+        kernel_regularizer: Regulariser of both kernels.
         data_format: `"channels_last"` or `"channels_first"`.
 
     Input and output: `(batch, height, width, channels)`, or channels first. The weights
@@ -38,6 +39,7 @@ class SqueezeExcitation(chains.SameShape):
         reduction: int = 16,
         *,
         kernel_initializer=None,
+        kernel_regularizer=None,
         data_format: str | None = None,
         **kwargs,
     ):
@@ -47,6 +49,7 @@ class SqueezeExcitation(chains.SameShape):
         self.kernel_initializer = (
             keras.initializers.get(kernel_initializer) or initializers.released_he()
         )
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.data_format = spatial.data_format_of(data_format)
 
     def build(self, input_shape):
@@ -62,6 +65,7 @@ class SqueezeExcitation(chains.SameShape):
             units,
             activation=activation,
             kernel_initializer=kernel,
+            kernel_regularizer=self.kernel_regularizer,
             name=name,
             dtype=self.dtype_policy,
         )
@@ -75,5 +79,6 @@ class SqueezeExcitation(chains.SameShape):
         return super().get_config() | {
             "reduction": self.reduction,
             "kernel_initializer": in_config(self.kernel_initializer),
+            "kernel_regularizer": in_config(self.kernel_regularizer),
             "data_format": self.data_format,
         }

@@ -19,6 +19,9 @@ from keras_preact.layers.components import Components, Weights
 class ResidualUnit(HoldsLayers):
     """A residual unit, `x_{l+1} = f(h(x_l) + F(x_l))`.
 
+    `block`, `arrangement` and `shortcut` say what F, f and h are; `describe()` lists
+    their layers in order.
+
     Args:
         filters: Sets the widths: the unit returns `filters` channels, a bottleneck
             `4 * filters`. The blocks say how wide the inside is.
@@ -68,11 +71,15 @@ class ResidualUnit(HoldsLayers):
         bias_initializer: Initialiser of these biases; each draws its own values.
         kernel_initializer: Initialiser of all kernels; each weight draws its own
             values. None: He with fan_out, as in the released code.
+        kernel_regularizer: Regulariser of the kernels of the branch, the projection and
+            the shortcut.
         zero_init_last: Whether F starts at 0, so that the unit starts as its shortcut.
             The gamma of the normalisation at the end of F starts at 0. If there is no
             such gamma, as in pre-activation, the last kernel of F does; for attention
             it is the kernel after the heads (arXiv 1706.02677, Sec. 5.1).
         data_format: `"channels_last"` or `"channels_first"`; None for Keras' setting.
+        seed: Seed of the initial values, if the initialisers have none, and of the masks
+            of all dropouts. Units made by `at` have seeds of their own.
         name, dtype, trainable: Arguments of every Keras layer; dtype is a policy such
             as `"mixed_bfloat16"`.
 
@@ -82,8 +89,15 @@ class ResidualUnit(HoldsLayers):
     Output: the same with `ceil(height / strides)`, `ceil(width / strides)` and
         `filters * expansion` channels.
 
-    The shortcut and all other layers exist after `build`, because they depend on the number
-    of input channels.
+    The layers exist after `build`, because they depend on the number of input channels.
+
+    Attributes:
+        h: The argument `shortcut`, as a `kp.shortcuts.Shortcut`.
+        shortcut: The layers of h, after `build`.
+        first, rest, drop: The layers of F: before the first weight, the others, and
+            stochastic depth.
+        shape_change: The layers before h that give x the shape of F(x).
+        after_addition: The layers of f.
 
     A weight's path says where it is: `branch/conv_1/kernel`, `branch/norm_1/gamma`
     (norm_0 before the first weight, norm_i after the i-th),
@@ -104,9 +118,136 @@ class ResidualUnit(HoldsLayers):
     >>> unit = kp.ResidualUnit(16, block="bottleneck", strides=2)
     >>> tuple(unit(np.zeros((2, 32, 32, 16), "float32")).shape)
     (2, 16, 16, 64)
+    >>> print(unit.describe())
+    F: norm_0, relu, conv_1 1x1/2, norm_1, relu, conv_2 3x3, norm_2, relu, conv_3 1x1
+    h: conv 1x1/2
+    f: identity
 
     Source: Eq. 1 and 2, Fig. 4, Table 1 and the appendix of arXiv 1603.05027.
     """
+
+    def __init__(
+        self,
+        filters: int,
+        *,
+        block: str | blocks.Block = "basic",
+        strides: int = 1,
+        arrangement: str | arrangements.Arrangement = "full_preactivation",
+        shortcut: str | shortcuts.Shortcut = "identity",
+        shape_shortcut: str = "auto",
+        activate_shape_shortcut: bool = True,
+        downsampling: str | downsamplings.Downsampling = "strided",
+        normalization: str | keras.Layer = "batch",
+        activation: Any = "relu",
+        dropout: float = 0.0,
+        dropout_at: str = "between_weights",
+        stochastic_depth: float | None = None,
+        use_bias: bool | str = False,
+        bias_initializer: Any = "zeros",
+        kernel_initializer: Any = None,
+        kernel_regularizer: Any = None,
+        zero_init_last: bool = False,
+        data_format: str | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+    ):
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self.filters = _checks.plain(filters)
+        self.block: Any = blocks.get(block)
+        self.strides = _checks.plain(strides)
+        self.arrangement = arrangements.get(arrangement)
+        self.h = shortcuts.get(shortcut)
+        self.shape_shortcut = shape_shortcut
+        self.activate_shape_shortcut = activate_shape_shortcut
+        self.downsampling = downsamplings.get(downsampling)
+        self.normalization = chains.get_normalization(normalization)
+        self.activation = chains.get_activation(activation)
+        self.dropout = _checks.plain(dropout)
+        self.dropout_at = dropout_at
+        self.stochastic_depth = _checks.plain(stochastic_depth)
+        self.use_bias = use_bias
+        self.seed = _checks.plain(seed)
+        self.bias_initializer = initializers.seeded(keras.initializers.get(bias_initializer), seed)
+        kernel = initializers.released_he() if kernel_initializer is None else kernel_initializer
+        self.kernel_initializer = initializers.seeded(keras.initializers.get(kernel), seed)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.zero_init_last = zero_init_last
+        self.data_format = spatial.data_format_of(data_format)
+        options.check(self)
+        if self.block.activation:
+            self.activation = keras.activations.get(self.block.activation)
+        if self.block.strided is None:
+            self.data_format = "channels_last"  # features are the last axis
+        self.components = Components(
+            self.normalization, self.activation, use_bias, self.data_format, self.dtype_policy
+        )
+        self.weight_settings = Weights(
+            self.kernel_initializer,
+            self.kernel_regularizer,
+            self.bias_initializer,
+            self.data_format,
+            self.dtype_policy,
+        )
+
+    def build(self, input_shape):
+        axis, channels = self._check_input(input_shape)
+        # dilation takes the place of strides: the unit has the weights of the unit with strides
+        dilated = getattr(self.block, "dilated_strides", 1)
+        changes_shape = self.strides * dilated > 1 or channels != self.channels_out
+        self._shortcut_is_activated = changes_shape and self.activate_shape_shortcut
+
+        # F. Files of weights contain the names of these attributes.
+        with keras.name_scope("branch"):
+            self.first = self.components.make(self.arrangement.first, axis, channels, "{}_0")
+            shape = chains.build_chain(self.first, input_shape)
+            self.rest = self.block.branch(self, axis)
+            shape = chains.build_chain(self.rest, shape)
+            self.drop = None
+            if self.stochastic_depth is not None:
+                self.drop = chains.StochasticDepth(
+                    self.stochastic_depth,
+                    seed=self.seed_at("stochastic_depth"),
+                    dtype=self.dtype_policy,
+                )
+
+        # h, after the layers that give x the shape of F(x)
+        with keras.name_scope("projection"):
+            self.shape_change, strides = self._before_h(axis) if changes_shape else ([], 1)
+            changed = chains.build_chain(self.shape_change, input_shape)
+        site = shortcuts.Site(
+            rank=len(input_shape),
+            channels=self.channels_out,
+            strides=strides,
+            weights=self.weight_settings,
+            seed=self.seed_at("shortcut"),
+        )
+        self.shortcut = shortcuts.ShortcutLayers(self.h, self.h.layers(site), self.dtype_policy)
+        self.shortcut.build(changed)
+
+        # f
+        with keras.name_scope("after_addition"):
+            self.after_addition = self.components.make(
+                self.arrangement.after_addition, axis, self.channels_out
+            )
+            chains.build_chain(self.after_addition, shape)
+        if not self.trainable:
+            # layers made after `__init__` are trainable, but a frozen norm must keep its statistics
+            for layer in keras_private.sublayers(self):
+                layer.trainable = False
+        self.freeze_inside_again()
+
+    @property
+    def channels_out(self) -> int:
+        return self.filters * self.block.expansion
+
+    def compute_output_shape(self, input_shape):
+        self._check_input(input_shape)
+        return spatial.strided_shape(input_shape, self.strides, self.data_format, self.channels_out)
+
+    def call(self, x, drop_rate=None, training=None):
+        return self.trace(x, drop_rate=drop_rate, training=training).output
 
     def trace(
         self, x, *, drop_rate=None, residual_scale=None, detach_residual=False, training=None
@@ -130,77 +271,13 @@ class ResidualUnit(HoldsLayers):
             residual = ops.stop_gradient(residual)
         if residual_scale is not None:
             residual = residual * ops.cast(residual_scale, residual.dtype)
-        source = activated if self._activate_both else x
+        source = activated if self._shortcut_is_activated else x
         changed = chains.run_chain(self.shape_change, source, training)
         # gates and constant scaling also change the residual
         shortcut, residual = self.shortcut.paths(changed, residual, training)
         total = shortcuts.add(shortcut, residual)
         output = chains.run_chain(self.after_addition, total, training)
         return Trace(activated, shortcut, residual, total, output)
-
-    def call(self, x, drop_rate=None, training=None):
-        return self.trace(x, drop_rate=drop_rate, training=training).output
-
-    def __init__(
-        self,
-        filters: int,
-        *,
-        block: str | blocks.Block = "basic",
-        strides: int = 1,
-        arrangement: str | arrangements.Arrangement = "full_preactivation",
-        shortcut: str | shortcuts.Shortcut = "identity",
-        shape_shortcut: str = "auto",
-        activate_shape_shortcut: bool = True,
-        downsampling: str | downsamplings.Downsampling = "strided",
-        normalization: str | keras.Layer = "batch",
-        activation: Any = "relu",
-        dropout: float = 0.0,
-        dropout_at: str = "between_weights",
-        stochastic_depth: float | None = None,
-        use_bias: bool | str = False,
-        bias_initializer: Any = "zeros",
-        kernel_initializer: Any = None,
-        zero_init_last: bool = False,
-        data_format: str | None = None,
-        name: str | None = None,
-        dtype: Any = None,
-        trainable: bool = True,
-    ):
-        super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.filters = _checks.plain(filters)
-        self.block: Any = blocks.get(block)
-        self.strides = _checks.plain(strides)
-        self.arrangement = arrangements.get(arrangement)
-        self.h = shortcuts.get(shortcut)
-        self.shape_shortcut = shape_shortcut
-        self.activate_shape_shortcut = activate_shape_shortcut
-        self.downsampling = downsamplings.get(downsampling)
-        self.normalization = chains.get_normalization(normalization)
-        self.activation = chains.get_activation(activation)
-        self.dropout = _checks.plain(dropout)
-        self.dropout_at = dropout_at
-        self.stochastic_depth = _checks.plain(stochastic_depth)
-        self.use_bias = use_bias
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_initializer = (
-            initializers.released_he()
-            if kernel_initializer is None
-            else keras.initializers.get(kernel_initializer)
-        )
-        self.zero_init_last = zero_init_last
-        self.data_format = spatial.data_format_of(data_format)
-        options.check(self)
-        if self.block.activation:
-            self.activation = keras.activations.get(self.block.activation)
-        if self.block.strided is None:
-            self.data_format = "channels_last"  # features are the last axis
-        #: Makes the components of its arrangement.
-        self.components = Components(
-            self.normalization, self.activation, use_bias, self.data_format, self.dtype_policy
-        )
-        self.weight_settings = Weights(
-            self.kernel_initializer, self.bias_initializer, self.data_format, self.dtype_policy
-        )
 
     def get_config(self):
         return super().get_config() | {
@@ -220,8 +297,10 @@ class ResidualUnit(HoldsLayers):
             "use_bias": self.use_bias,
             "bias_initializer": in_config(self.bias_initializer),
             "kernel_initializer": in_config(self.kernel_initializer),
+            "kernel_regularizer": in_config(self.kernel_regularizer),
             "zero_init_last": self.zero_init_last,
             "data_format": self.data_format,
+            "seed": self.seed,
         }
 
     def at(self, name: str, **changes: Any) -> "ResidualUnit":
@@ -242,6 +321,7 @@ class ResidualUnit(HoldsLayers):
             "kernel_initializer": initializers.spawn(self.kernel_initializer, name),
             "bias_initializer": initializers.spawn(self.bias_initializer, name),
             "shortcut": self.h.at(name),
+            "seed": self.seed_at(name),
         }
         return self.changed(**own | changes)
 
@@ -252,70 +332,12 @@ class ResidualUnit(HoldsLayers):
         return unit
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of this unit. A subclass with further arguments adds
-        them.
+        """Return the arguments of this unit. An argument of a subclass must be an
+        attribute with the same name.
         """
-        shared = {name: getattr(self, name) for name in _ARGUMENTS}
-        return shared | {"shortcut": self.h, "dtype": self.dtype_policy}
-
-    @property
-    def channels_out(self) -> int:
-        return self.filters * self.block.expansion
-
-    def compute_output_shape(self, input_shape):
-        self._check_input(input_shape)
-        return spatial.strided_shape(input_shape, self.strides, self.data_format, self.channels_out)
-
-    def build(self, input_shape):
-        axis, channels = self._check_input(input_shape)
-        dilated = getattr(self.block, "dilated_strides", 1)
-        # dilation takes the place of strides: the unit has the weights of the unit with strides
-        changes_shape = self.strides * dilated > 1 or channels != self.channels_out
-        shortcut_projects = changes_shape and self.h.projects and self.shape_shortcut != "zero_pad"
-        self._activate_both = changes_shape and self.activate_shape_shortcut
-
-        # F
-        with keras.name_scope("branch"):
-            self.first = self.components.make(self.arrangement.first, axis, channels, "{}_0")
-            shape = chains.build_chain(self.first, input_shape)
-            self.rest = self.block.branch(self, axis)
-            shape = chains.build_chain(self.rest, shape)
-            self.drop = None
-            if self.stochastic_depth is not None:
-                self.drop = chains.StochasticDepth(self.stochastic_depth, dtype=self.dtype_policy)
-
-        # h, after the layers that give x the shape of F(x)
-        with keras.name_scope("projection"):
-            strides, shape_change = self.strides, []
-            if changes_shape and self.h.reads_input:
-                shape_change = self.pooling("projection")
-                strides = 1 if shape_change else strides
-                if not shortcut_projects:
-                    shape_change += self._projection(axis, strides)
-            self.shape_change = shape_change
-            changed = chains.build_chain(self.shape_change, input_shape)
-        site = shortcuts.Site(
-            rank=len(input_shape),
-            channels=self.channels_out,
-            strides=strides if shortcut_projects else 1,
-            kernel_initializer=initializers.spawn(self.kernel_initializer, "shortcut"),
-            data_format=self.data_format,
-            dtype=self.dtype_policy,
-        )
-        self.shortcut = shortcuts.ShortcutLayers(self.h, self.h.layers(site), self.dtype_policy)
-        self.shortcut.build(changed if shortcut_projects else shape)
-
-        # f
-        with keras.name_scope("after_addition"):
-            self.after_addition = self.components.make(
-                self.arrangement.after_addition, axis, self.channels_out
-            )
-            chains.build_chain(self.after_addition, shape)
-        if not self.trainable:
-            # layers made after `__init__` are trainable, but a frozen norm must keep its statistics
-            for layer in keras_private.sublayers(self):
-                layer.trainable = False
-        self.freeze_inside_again()
+        others = {"shortcut": self.h, "dtype": self.dtype_policy}
+        names = _arguments_of(type(self))
+        return {name: others[name] if name in others else getattr(self, name) for name in names}
 
     def _check_input(self, shape) -> tuple[int, int]:
         """Return the channel axis and the channel count of an input of `shape`."""
@@ -328,11 +350,31 @@ class ResidualUnit(HoldsLayers):
             )
         return axis, shape[axis]
 
-    def _projection(self, axis: int, strides: int) -> list[keras.Layer]:
-        """Return the layers that give x the shape of F(x)."""
+    def _before_h(self, axis: int) -> tuple[list[keras.Layer], int]:
+        """Return the layers between x and h in a unit that changes the shape, and the
+        strides of h.
+
+        | h | `shape_shortcut` | layers | strides of h |
+        |---|---|---|---|
+        | does not read x | any | none | 1 |
+        | projects | not `"zero_pad"` | pooling | the unit's; 1 after a pooling |
+        | other | `"zero_pad"` | pooling, zeros | 1 |
+        | other | `"projection"`, `"auto"` | pooling, projection | 1 |
+        """
+        if not self.h.reads_input:
+            return [], 1
+        pooling = self.pooling("projection")
+        strides = 1 if pooling else self.strides
         if self.shape_shortcut == "zero_pad":
             settings: dict = {"name": "zero_pad", "dtype": self.dtype_policy}
-            return [shortcuts.ZeroPad(self.channels_out, strides, self.data_format, **settings)]
+            zeros = shortcuts.ZeroPad(self.channels_out, strides, self.data_format, **settings)
+            return [*pooling, zeros], 1
+        if self.h.projects:
+            return pooling, strides
+        return [*pooling, *self._projection(axis, strides)], 1
+
+    def _projection(self, axis: int, strides: int) -> list[keras.Layer]:
+        """Make the 1x1 convolution of the shortcut, and the components after it."""
         after = self.components.make(self.arrangement.projection, axis, self.channels_out)
         name = "dense" if self.block.strided is None else "conv"
         projection = self.block.projection(
@@ -348,11 +390,50 @@ class ResidualUnit(HoldsLayers):
         """Make the pooling at a place of its downsampling, if there is one."""
         return self.downsampling.pooling(place, self.strides, self.data_format, self.dtype_policy)
 
+    def seed_at(self, place: str) -> int | None:
+        """Return the seed of the masks at a place of the unit; None for a random one."""
+        return None if self.seed is None else initializers.derive_seed(self.seed, place)
 
-#: Arguments of a unit that are attributes with the same names.
-_ARGUMENTS = tuple(
-    name for name in inspect.signature(ResidualUnit).parameters if name not in ("shortcut", "dtype")
-)
+    def describe(self) -> str:
+        """Return the layers of the unit in order, a line for F, h and f each.
+
+        A unit that is not built is described for as many input channels as it returns.
+
+        Example:
+
+        >>> import keras_preact as kp
+        >>> print(kp.ResidualUnit(16, arrangement="original", shortcut="none").describe())
+        F: conv_1 3x3, norm_1, relu, conv_2 3x3, norm_2
+        h: NoShortcut
+        f: relu
+        """
+        unit = self if self.built else self._built_copy()
+        is_identity = isinstance(unit.h, shortcuts.Identity)
+        chain = chains.in_words([*unit.shape_change, *unit.shortcut.transform])
+        paths = {
+            "F": chains.in_words([*unit.first, *unit.rest, *filter(None, [unit.drop])]),
+            "h": [*chain, *([] if is_identity else [type(unit.h).__name__])],
+            "f": chains.in_words(unit.after_addition),
+        }
+        return "\n".join(
+            f"{path}: {', '.join(words) or 'identity'}" for path, words in paths.items()
+        )
+
+    def _built_copy(self) -> "ResidualUnit":
+        """Return a built copy."""
+        unit = self.changed()
+        shape: list[int | None] = [None] * self.block.ranks.start
+        shape[spatial.channel_axis(self.data_format, len(shape))] = self.channels_out
+        unit.build(tuple(shape))
+        return unit
+
+
+def _arguments_of(unit_class: type) -> tuple[str, ...]:
+    """Return the names of the arguments of a unit."""
+    parameters = inspect.signature(unit_class).parameters
+    names = {each.name: each for each in parameters.values() if each.kind is not each.VAR_KEYWORD}
+    passes_on = len(names) < len(parameters)
+    return tuple(names | inspect.signature(ResidualUnit).parameters if passes_on else names)
 
 
 class Trace(NamedTuple):

@@ -19,9 +19,10 @@ class SelfAttention(keras.Layer):
         filters: Number of output features, `num_heads` times the size of a head.
         num_heads: Number of heads.
         causal: Whether a token attends only to itself and the tokens before it.
-        use_bias, kernel_initializer, bias_initializer: Arguments of the four dense
-            layers; each layer draws its own values. The layers of query, key and value
-            are the first weight of the branch, the layer after the heads is the last.
+        use_bias, kernel_initializer, kernel_regularizer, bias_initializer: Arguments of
+            the four dense layers; each layer draws its own values. The layers of query,
+            key and value are the first weight of the branch, the layer after the heads
+            is the last.
         output_initializer: Initialiser of the kernel after the heads, instead of
             `kernel_initializer`.
 
@@ -39,6 +40,7 @@ class SelfAttention(keras.Layer):
         use_bias,
         kernel_initializer,
         bias_initializer,
+        kernel_regularizer=None,
         output_initializer=None,
         **kwargs,
     ):
@@ -55,6 +57,7 @@ class SelfAttention(keras.Layer):
                 filters,
                 use_bias=use_bias,
                 kernel_initializer=initializer,
+                kernel_regularizer=kernel_regularizer,
                 bias_initializer=initializers.spawn(bias_initializer, name),
                 name=name,
                 dtype=self.dtype_policy,

@@ -306,6 +306,25 @@ class Gated(keras.Layer):
         return self.gate.compute_output_shape(input_shape)
 
 
+def in_words(chain: Iterable[keras.Layer]) -> list[str]:
+    """Return the names of layers, with the kernels and strides of convolutions, such as
+    `conv_1 3x3/2`; for an activation the name of its function.
+    """
+    words: list[str] = []
+    for layer in chain:
+        if isinstance(layer, PaddedConv2D):
+            size = "x".join(map(str, layer.kernel_size))
+            strides = f"/{layer.strides[0]}" if layer.strides != (1, 1) else ""
+            words.append(f"{layer.name} {size}{strides}")
+        elif isinstance(layer, Gated):
+            words += [*in_words(layer.chain), f"* {layer.gate.name}"]
+        elif isinstance(layer, keras.layers.Activation):
+            words.append(getattr(layer.activation, "__name__", layer.name))
+        else:
+            words.append(layer.name)
+    return words
+
+
 def prepared(layer: keras.Layer, x):
     """Build the layer for x if needed, and return x as a tensor."""
     if not keras.backend.is_keras_tensor(x):

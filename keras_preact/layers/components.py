@@ -84,10 +84,12 @@ class Weights:
     Args:
         kernel_initializer, bias_initializer: Initialisers; each weight draws its own
             values.
+        kernel_regularizer: Regulariser of the kernels, or None.
         data_format, dtype: As in `Components`.
     """
 
     kernel_initializer: Any
+    kernel_regularizer: Any
     bias_initializer: Any
     data_format: str
     dtype: Any
@@ -106,6 +108,7 @@ class Weights:
         """Return the settings of a weight without those of its bias."""
         return {
             "kernel_initializer": initializers.spawn(self.kernel_initializer, place),
+            "kernel_regularizer": self.kernel_regularizer,
             "data_format": self.data_format,
             "dtype": self.dtype,
         }

@@ -85,7 +85,7 @@ class ResidualNetwork(base.UnitNetwork):
         **unit_options: Options of every unit, see `ResidualUnit`; options of its block
             (`squeeze_excitation=16`, `groups=32`; see `kp.blocks`); and `gate_bias`, the
             initial bias of a shortcut with a gate. The stem uses the options that apply
-            to it.
+            to it. The classifier has no `kernel_regularizer`.
 
     Attributes: `segments`, `units`, `unit_names`, `unit_outputs` and `logits`, see
     `UnitNetwork`; `stage_outputs`.

@@ -72,6 +72,7 @@ class Stem:
             strides=self.strides,
             use_bias=unit.components.has_bias(after),
             bias_initializer=initializers.spawn(unit.bias_initializer, "stem"),
+            kernel_regularizer=unit.kernel_regularizer,
             standardize=getattr(unit.block, "standardize_weights", False),
             name="stem_dense" if self.kernel_size is None else "stem_conv",
             **settings,

@@ -246,3 +246,106 @@ def test_a_downsampling_of_ones_own():
     average = harness.unit_of(4, strides=2, downsampling=Downsampling(projection="average"))
     assert average.get_config()["downsampling"] == "average"
     assert "Did you mean 'average'" in harness.error_of(lambda: Downsampling(branch="avrage"))
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("block", ["bottleneck", "swiglu", kp.blocks.Attention(num_heads=2)])
+def test_a_regulariser_of_all_kernels(block):
+    options = {"block": block, "kernel_regularizer": keras.regularizers.L2(0.1)}
+    if block == "bottleneck":
+        options |= {"strides": 2, "shortcut": "exclusive_gating", "squeeze_excitation": 2}
+        x = harness.images(2, 4, 4, 4)
+    else:
+        options |= {"arrangement": "pre_norm", "normalization": "layer", "shortcut": "conv1x1"}
+        x = harness.images(2, 3, 4)
+    unit = harness.unit_on(x, 4, **options)
+    copy = kp.ResidualUnit.from_config(unit.get_config())
+    copy.build(x.shape)
+    copy.set_weights(unit.get_weights())
+    expected = 0.1 * sum((kernel**2).sum() for kernel in harness.kernels(unit).values())
+    for each in (unit, copy):
+        np.testing.assert_allclose(sum(map(harness.numpy, each.losses)), expected, 1e-5)
+
+
+def test_a_regulariser_in_a_network():
+    """It reaches the stem and all units, stacked or not, and not the classifier."""
+    model = kp.models.resnet_cifar(
+        14, width_factor=0.25, input_shape=(8, 8, 1), kernel_regularizer=keras.regularizers.L2(0.1)
+    )
+    kernels = harness.kernels(model)
+    kernels.pop("head_classifier/kernel")
+    expected = 0.1 * sum((kernel**2).sum() for kernel in kernels.values())
+    for each in (model, kp.models.stack(model)):
+        np.testing.assert_allclose(sum(map(harness.numpy, each.losses)), expected, 1e-5)
+
+
+@pytest.mark.backend
+def test_a_seed_sets_initial_values_and_masks():
+    x = harness.images(2, 6, 6, 4)
+
+    def outputs(**options) -> tuple[np.ndarray, np.ndarray]:
+        template = harness.unit_of(
+            4, dropout=0.5, stochastic_depth=0.5, shortcut="dropout", **options
+        )
+        units = template, template.at("another")
+        return tuple(harness.numpy(unit(x, training=True)) for unit in units)
+
+    one, another = outputs(seed=1)
+    for first, second in zip(outputs(seed=1), (one, another), strict=True):
+        np.testing.assert_array_equal(first, second)
+    assert np.abs(one - another).max() > 0.1
+    assert np.abs(one - outputs(seed=2)[0]).max() > 0.1
+    unit = harness.unit_of(4, shortcut="dropout", seed=1)
+    masks = [
+        harness.numpy(each.trace(np.ones_like(x), training=True).shortcut)
+        for each in (unit.at("one"), unit.at("another"))
+    ]
+    assert not np.array_equal(*masks)
+
+
+def test_a_seed_of_a_network():
+    def network(**options):
+        return kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1), **options)
+
+    model = network(seed=1)
+    kernels = harness.kernels(model)
+    harness.check_distinct(kernels)
+    for copy in (network(seed=1), type(model).from_config(model.get_config())):
+        for path, kernel in harness.kernels(copy).items():
+            np.testing.assert_array_equal(kernel, kernels[path], path)
+    own = keras.initializers.HeNormal(seed=3)
+    for path, kernel in harness.kernels(network(seed=1, kernel_initializer=own)).items():
+        expected = harness.kernels(network(kernel_initializer=own))[path]
+        np.testing.assert_array_equal(kernel, expected, path)
+
+
+#: Options of a unit, and its layers on F, h and f.
+DESCRIBED = [
+    (
+        {"arrangement": "original", "shortcut": "exclusive_gating", "dropout": 0.1},
+        "conv_1 3x3, norm_1, relu, dropout_1, conv_2 3x3, norm_2",
+        "conv 1x1, ExclusiveGating",
+        "relu",
+    ),
+    (
+        {"strides": 2, "downsampling": "average", "shape_shortcut": "zero_pad", "block": "single"},
+        "norm_0, relu, conv_1 3x3/2",
+        "projection_downsampling, zero_pad",
+        "identity",
+    ),
+    (
+        {"block": "swiglu", "arrangement": "post_norm", "normalization": "rms", "shortcut": "none"},
+        "dense_1, silu, * gate_1, dense_2",
+        "NoShortcut",
+        "norm",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "branch", "shortcut", "after"), DESCRIBED, ids=harness.label)
+def test_description(options, branch, shortcut, after):
+    unit = harness.unit_of(4, **options)
+    described = unit.describe()
+    assert described == f"F: {branch}\nh: {shortcut}\nf: {after}"
+    unit.build((2, 5, 4) if unit.block.name == "swiglu" else (2, 8, 8, 4))
+    assert unit.describe() == described

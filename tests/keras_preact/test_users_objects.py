@@ -318,3 +318,28 @@ def test_hooks_of_layers_inside_units():
         layer.register_forward_hook(lambda layer, inputs, output: called.append(layer.name))
     unit(x, training=False)
     assert called == ["norm_0", "conv_1", "conv_2"]
+
+
+@keras.saving.register_keras_serializable("users")
+class Doubled(kp.ResidualUnit):
+    def __init__(self, filters, *, factor=2.0, **kwargs):
+        super().__init__(filters, **kwargs)
+        self.factor = factor
+
+    def call(self, x, drop_rate=None, training=None):
+        return self.factor * super().call(x, drop_rate, training)
+
+    def get_config(self):
+        return super().get_config() | {"factor": self.factor}
+
+
+def test_a_unit_of_ones_own():
+    """Copies have its argument, and the arguments that it passes on."""
+    unit = Doubled(4, factor=3.0, shortcut="conv1x1")
+    x = harness.images(2, 5, 5, 4)
+    y = harness.numpy(unit(x))
+    stack = kp.UnitStack.from_units([unit])
+    for copy in (unit.at("another"), unit.changed(), stack.unit(0)):
+        copy(x)
+        copy.set_weights(unit.get_weights())
+        harness.close(harness.numpy(copy(x)), y, 1e-6)
