@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks, initializers
+from keras_preact import _checks, descriptions, initializers
 from keras_preact._frozen import HoldsLayers, check_frozen_together, freeze_inside, frozen_inside
 from keras_preact._objects import arguments_of, in_config
 from keras_preact._paths import below
@@ -626,6 +626,14 @@ class UnitStack(LayerStack):
 
     def _apply(self, unit, x, slices: dict, training):
         return unit(x, slices.get("rate"), training=training)
+
+    def describe(self) -> str:
+        """Return the number of units, and the layers of a unit in order."""
+        return f"{self.depth} units, each:\n{self.template.describe()}"
+
+    def _repr_html_(self) -> str:
+        title = f"{type(self).__name__} {self.name!r}, {self.depth} units"
+        return descriptions.diagram(title, self.template.paths())
 
     def trace(
         self,

@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_preact import _checks, arrangements, blocks, initializers, options, shortcuts
+from keras_preact import (
+    _checks,
+    arrangements,
+    blocks,
+    descriptions,
+    initializers,
+    options,
+    shortcuts,
+)
 from keras_preact import downsampling as downsamplings
 from keras_preact._frozen import HoldsLayers
 from keras_preact._objects import in_config
@@ -407,17 +415,21 @@ class ResidualUnit(HoldsLayers):
         h: NoShortcut
         f: relu
         """
+        return descriptions.text(self.paths())
+
+    def paths(self) -> descriptions.Paths:
+        """Return the names of the layers of F, h and f, in order, as `describe` does."""
         unit = self if self.built else self._built_copy()
         is_identity = isinstance(unit.h, shortcuts.Identity)
         chain = chains.in_words([*unit.shape_change, *unit.shortcut.transform])
-        paths = {
+        return {
             "F": chains.in_words([*unit.first, *unit.rest, *filter(None, [unit.drop])]),
             "h": [*chain, *([] if is_identity else [type(unit.h).__name__])],
             "f": chains.in_words(unit.after_addition),
         }
-        return "\n".join(
-            f"{path}: {', '.join(words) or 'identity'}" for path, words in paths.items()
-        )
+
+    def _repr_html_(self) -> str:
+        return descriptions.diagram(f"{type(self).__name__} {self.name!r}", self.paths())
 
     def _built_copy(self) -> "ResidualUnit":
         """Return a built copy."""

@@ -12,7 +12,7 @@ from keras_preact import _checks, initializers
 from keras_preact._frozen import freeze_inside, frozen_inside
 from keras_preact.backend import devices, state
 from keras_preact.layers import chains
-from keras_preact.models import first_batch, segments
+from keras_preact.models import first_batch, overview, segments
 from keras_preact.models.segments import Segment
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
@@ -186,6 +186,39 @@ class UnitNetwork(keras.Model):
     @property
     def head(self) -> list[keras.Layer]:
         return list(self._parts.head)
+
+    def describe(self) -> str:
+        """Return the parts of the network with their sizes, and each kind of unit in it with
+        its layers in order. A notebook shows the same for a network in the last line of a
+        cell.
+
+        Example:
+
+        >>> import keras_preact as kp
+        >>> print(kp.models.resnet_cifar(8, input_shape=(8, 8, 1)).describe())
+        ResidualNetwork 'cifar_resnet8': input 8 x 8 x 1
+        part    units  output      parameters
+        stem           8 x 8 x 16         208
+        stage1      1  8 x 8 x 16       4,672
+        stage2      1  4 x 4 x 32      13,952
+        stage3      1  2 x 2 x 64      55,552
+        head           10                 906
+        total       3                  75,290
+        <BLANKLINE>
+        stage1_unit1
+        F: conv_1 3x3, norm_1, relu, conv_2 3x3
+        h: identity
+        f: identity
+        <BLANKLINE>
+        stage2_unit1 and 1 more
+        F: norm_0, relu, conv_1 3x3/2, norm_1, relu, conv_2 3x3
+        h: zero_pad
+        f: identity
+        """
+        return overview.text(self)
+
+    def _repr_html_(self) -> str:
+        return overview.page(self)
 
     def probe(self) -> keras.Model:
         """Return a model with the same layers that adds tensors to every x_l, and
