@@ -100,7 +100,7 @@ class Recommendation:
         warmup_epochs: Length of the warm-up before a cosine.
         warmup_iterations: Number of first iterations with a tenth of the rate, as in
             the paper.
-        model_options: Arguments for a builder: for `kp.models.pre_ln_transformer` if
+        model_options: Arguments for a builder: for `kp.models.transformer` if
             the task is language, else for the residual networks.
         optimizer_options: Arguments for `kp.optimizers.CoupledSGD`, without the learning
             rate.

@@ -10,5 +10,5 @@ from keras_preact.models.imagenet import resnet_imagenet
 from keras_preact.models.network import ResidualNetwork, option_names
 from keras_preact.models.registry import MODELS, ModelEntry
 from keras_preact.models.segments import Stage
-from keras_preact.models.transformer import TransformerNetwork, pre_ln_transformer
+from keras_preact.models.tokens import TransformerNetwork, transformer
 from keras_preact.models.vanilla import vanilla_cnn

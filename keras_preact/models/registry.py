@@ -23,7 +23,7 @@ from keras_preact.models.copies import changed_copy
 from keras_preact.models.dense import dense_resnet
 from keras_preact.models.imagenet import DEPTHS as IMAGENET_DEPTHS
 from keras_preact.models.imagenet import resnet_imagenet
-from keras_preact.models.transformer import pre_ln_transformer
+from keras_preact.models.tokens import transformer
 from keras_preact.models.vanilla import vanilla_cnn
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from keras_preact.published import PARAMETER_COUNTS, RESULTS, ParameterCount, Result
@@ -132,9 +132,9 @@ def _table() -> dict[str, tuple[Callable[..., UnitNetwork], dict[str, Any]]]:
                 "remat": 100,
             },
         ),
-        "digits_transformer6_preln": (pre_ln_transformer, {"arrangement": "pre_norm", **digits}),
+        "digits_transformer6_preln": (transformer, {"arrangement": "pre_norm", **digits}),
         "digits_transformer6_postln": (
-            pre_ln_transformer,
+            transformer,
             {"arrangement": "post_norm", **digits},
         ),
         "dense_resnet6": (dense_resnet, {"depth": 6}),

@@ -105,9 +105,7 @@ NETWORKS = {
     "rms": lambda: kp.models.resnet_cifar(
         8, width_factor=0.25, input_shape=(8, 8, 3), normalization="rms"
     ),
-    "transformer": lambda: kp.models.pre_ln_transformer(
-        1, width=8, num_heads=2, input_shape=(8, 8, 3)
-    ),
+    "transformer": lambda: kp.models.transformer(1, width=8, num_heads=2, input_shape=(8, 8, 3)),
 }
 
 

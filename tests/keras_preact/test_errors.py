@@ -9,7 +9,7 @@ from keras_preact.layers import chains
 from keras_preact.layers.spatial import BinomialPooling2D, PaddedConv2D, PaddedMaxPooling2D
 from keras_preact.layers.whitening import Whitening2D
 from keras_preact.models import dense_resnet, resnet_cifar, resnet_imagenet, wide_resnet
-from keras_preact.models.transformer import Patches
+from keras_preact.models.tokens import Patches
 from keras_preact.squeeze_excitation import SqueezeExcitation
 from tests.keras_preact import harness
 
@@ -43,7 +43,7 @@ WITH_FORMAT = {
     "ZeroPad": lambda **o: kp.shortcuts.ZeroPad(4, **o),
     "ResidualUnit": lambda **o: Unit(4, **o),
     "ResidualNetwork": lambda **o: resnet_cifar(8, **o),
-    "TransformerNetwork": lambda **o: kp.models.pre_ln_transformer(1, **o),
+    "TransformerNetwork": lambda **o: kp.models.transformer(1, **o),
 }
 
 

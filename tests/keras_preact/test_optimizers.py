@@ -311,7 +311,7 @@ def test_muon_and_adamw_of_networks():
     networks = (
         kp.models.resnet_cifar(8, width_factor=0.125, input_shape=(8, 8, 1)),
         kp.models.dense_resnet(4, width=4, input_shape=(3,)),
-        kp.models.pre_ln_transformer(1, width=4, num_heads=1, input_shape=(4, 4, 1)),
+        kp.models.transformer(1, width=4, num_heads=1, input_shape=(4, 4, 1)),
     )
     for model in networks:
         optimizer = kp.optimizers.Muon()

@@ -107,7 +107,7 @@ def test_options_build_a_network(depth, task):
     got = recommend(depth=depth, task=task, parameters=10**6).model_options
     options = {"input_shape": (8, 8, 1)} | got
     if task == "language":
-        model = kp.models.pre_ln_transformer(1, width=8, **options)
+        model = kp.models.transformer(1, width=8, **options)
     else:
         model = kp.models.resnet_cifar(8, width_factor=0.25, **options)
     config = model.get_config()

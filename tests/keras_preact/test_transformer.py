@@ -98,7 +98,7 @@ NETWORKS = {
 
 
 def network(shape="images", depth=2, seed=0, **options):
-    model = kp.models.pre_ln_transformer(
+    model = kp.models.transformer(
         depth, width=12, num_heads=HEADS, classes=4, **NETWORKS[shape] | options
     )
     harness.randomize(model, seed)
@@ -151,7 +151,7 @@ def test_every_weight_draws_its_own_values():
     harness.check_distinct(first)
     for path, value in first.items():
         np.testing.assert_array_equal(value, again[path])
-    model = kp.models.pre_ln_transformer(
+    model = kp.models.transformer(
         2, width=12, num_heads=HEADS, input_shape=(5, 7), patch_size=None, kernel_initializer=seeded
     )
     harness.check_distinct(harness.kernels(model))

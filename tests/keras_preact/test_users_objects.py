@@ -44,7 +44,7 @@ CALLS = {
         i(18), classes=i(3), output_stride=i(16), input_shape=(i(64), i(64), i(3))
     ),
     "dense_resnet": lambda i, r: kp.models.dense_resnet(i(4), width=i(8), input_shape=(i(3),)),
-    "transformer": lambda i, r: kp.models.pre_ln_transformer(
+    "transformer": lambda i, r: kp.models.transformer(
         i(1), width=i(8), num_heads=i(2), patch_size=i(2), input_shape=(i(4), i(4), i(1))
     ),
     "vanilla_cnn": lambda i, r: kp.models.vanilla_cnn(
@@ -220,7 +220,7 @@ def network(**options):
 MAKERS = {
     "separate": lambda **o: network(stacked=False, **o),
     "stacked": lambda **o: network(stacked=True, **o),
-    "transformer": lambda **o: kp.models.pre_ln_transformer(
+    "transformer": lambda **o: kp.models.transformer(
         1, width=8, num_heads=2, input_shape=(8, 8, 3), **o
     ),
 }

@@ -48,7 +48,7 @@ CLEAN = {
     # with zeros in the padded channels, half or more of the inputs do not vary
     "zero-initialised branches": lambda: cifar(14, zero_init_last=True),
     "vectors": lambda: kp.models.dense_resnet(12, width=16, input_shape=(20,)),
-    "gated pre-norm transformer": lambda: kp.models.pre_ln_transformer(
+    "gated pre-norm transformer": lambda: kp.models.transformer(
         2, width=16, input_shape=(8, 8, 3), normalization="rms", mlp="swiglu"
     ),
 }

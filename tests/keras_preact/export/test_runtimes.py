@@ -36,7 +36,7 @@ MODELS = {
     "stacked": (lambda: stacked_with_dropout(4), (8, 8, 1)),
     "any size": (lambda: grouped(**MIXED), (9, 12, 3)),
     "transformer": (
-        lambda: kp.models.pre_ln_transformer(2, width=32, patch_size=2, input_shape=(8, 8, 1)),
+        lambda: kp.models.transformer(2, width=32, patch_size=2, input_shape=(8, 8, 1)),
         (8, 8, 1),
     ),
 }

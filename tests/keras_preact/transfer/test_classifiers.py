@@ -75,7 +75,7 @@ def test_the_new_classifier_is_drawn_as_the_builder_draws_it():
 
 
 def test_a_transformer():
-    model = kp.models.pre_ln_transformer(1, width=8, input_shape=(8, 8, 1))
+    model = kp.models.transformer(1, width=8, input_shape=(8, 8, 1))
     new = transfer.reset_classifier(model, 3, activation="softmax")
     shares = harness.numpy(new(harness.images(2, 8, 8, 1)))
     np.testing.assert_allclose(shares.sum(-1), [1, 1], rtol=1e-5)

@@ -55,7 +55,7 @@ def test_all_stages_unless_told_otherwise_and_numbers_count_them():
 
 
 def test_a_transformer_and_vectors():
-    model = kp.models.pre_ln_transformer(2, width=8, input_shape=(8, 8, 1))
+    model = kp.models.transformer(2, width=8, input_shape=(8, 8, 1))
     assert list(feature_extractor(model).output) == ["layer1", "layer2"]
     [tensor] = feature_extractor(model, ["layer2_attention"]).output.values()
     assert tensor.shape == (None, 4, 8)

@@ -55,7 +55,7 @@ def test_grouped_depthwise_and_dense_layers():
 
 def test_attention_in_closed_form():
     tokens, width, layers, classes = 16, 32, 2, 10
-    model = kp.models.pre_ln_transformer(
+    model = kp.models.transformer(
         layers, width=width, num_heads=4, input_shape=(8, 8, 1), patch_size=2, classes=classes
     )
     projections = 4 * tokens * width**2

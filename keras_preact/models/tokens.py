@@ -97,7 +97,7 @@ class Positions(chains.SameShape):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class TransformerNetwork(base.UnitNetwork):
-    """A transformer for classification; `pre_ln_transformer` is its builder.
+    """A transformer for classification; `transformer` is its builder.
 
     Args:
         depth: Number of layers. Each has two units: attention and MLP.
@@ -255,7 +255,7 @@ def _check_input_shape(shape, patch_size: int | None, data_format: str) -> tuple
     return shape
 
 
-def pre_ln_transformer(
+def transformer(
     depth: int,
     *,
     width: int = 64,
@@ -284,7 +284,7 @@ def pre_ln_transformer(
     Example:
 
     >>> import keras_preact as kp
-    >>> model = kp.models.pre_ln_transformer(2, width=16, input_shape=(8, 8, 1))
+    >>> model = kp.models.transformer(2, width=16, input_shape=(8, 8, 1))
     >>> [unit.name for unit in model.units]
     ['layer1_attention', 'layer1_mlp', 'layer2_attention', 'layer2_mlp']
     >>> [tuple(x.shape) for x in model.unit_outputs][-1], model.output_shape
