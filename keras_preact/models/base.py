@@ -262,13 +262,34 @@ class UnitNetwork(keras.Model):
             x = outputs[-1][-1]
         return keras.Model([self.inputs[0], *added], [chains.run_chain(self.head, x), *outputs])
 
-    def compile(self, *args, jit_compile: bool | str = "auto", **kwargs):
+    def compile(
+        self,
+        optimizer="rmsprop",
+        loss=None,
+        loss_weights=None,
+        metrics=None,
+        weighted_metrics=None,
+        run_eagerly=False,
+        steps_per_execution=1,
+        jit_compile="auto",
+        auto_scale_loss=True,
+    ):
         """Compile the model as Keras does. Warn if the loss takes logits and the network
         returns probabilities, or the other way round.
 
         `jit_compile="auto"` uses no XLA for TensorFlow on a CPU, where it is slower.
         """
-        super().compile(*args, jit_compile=jit_compile, **kwargs)
+        super().compile(
+            optimizer,
+            loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly,
+            steps_per_execution,
+            jit_compile,
+            auto_scale_loss,
+        )
         self._jit_is_automatic = jit_compile == "auto"
         if self._jit_is_automatic and devices.xla_is_slower():
             self.jit_compile = False
@@ -307,8 +328,14 @@ class UnitNetwork(keras.Model):
         callbacks=None,
         validation_split=0.0,
         validation_data=None,
-        *args,
-        **kwargs,
+        shuffle=True,
+        class_weight=None,
+        sample_weight=None,
+        initial_epoch=0,
+        steps_per_epoch=None,
+        validation_steps=None,
+        validation_batch_size=None,
+        validation_freq=1,
     ):
         """Fit the model as Keras does.
 
@@ -332,21 +359,49 @@ class UnitNetwork(keras.Model):
                 callbacks,
                 validation_split,
                 validation_data,
-                *args,
-                **kwargs,
+                shuffle,
+                class_weight,
+                sample_weight,
+                initial_epoch,
+                steps_per_epoch,
+                validation_steps,
+                validation_batch_size,
+                validation_freq,
             )
 
-    def evaluate(self, x=None, y=None, *args, **kwargs):
+    def evaluate(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        verbose="auto",
+        sample_weight=None,
+        steps=None,
+        callbacks=None,
+        return_dict=False,
+        **kwargs,
+    ):
         """Evaluate the model as Keras does, with the checks of `fit`."""
         checks = self._checks()
         with checks.reported(), state.kept(self):
-            return super().evaluate(checks.watched(x, y), y, *args, **kwargs)
+            return super().evaluate(
+                checks.watched(x, y),
+                y,
+                batch_size,
+                verbose,
+                sample_weight,
+                steps,
+                callbacks,
+                return_dict,
+                **kwargs,
+            )
 
-    def predict(self, x, *args, **kwargs):
+    def predict(self, x, batch_size=None, verbose="auto", steps=None, callbacks=None):
         """Predict as Keras does, and warn as `fit` does."""
         expected = first_batch.expected_input(self)
         with state.kept(self):
-            return super().predict(first_batch.Checks(expected).watched(x), *args, **kwargs)
+            watched = first_batch.Checks(expected).watched(x)
+            return super().predict(watched, batch_size, verbose, steps, callbacks)
 
     def _checks(self) -> first_batch.Checks:
         expected = first_batch.expected_input(self)

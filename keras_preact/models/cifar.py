@@ -3,12 +3,13 @@ networks, and a network for short training.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from keras_preact import _checks, shortcuts
 from keras_preact.blocks import Block
 from keras_preact.blocks import get as get_block
 from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
+from keras_preact.models.network_options import NetworkOptions
 
 WIDTHS = (16, 32, 64)
 STRIDES = (1, 2, 2)
@@ -22,7 +23,7 @@ def resnet_cifar(
     width_factor: float = 1,
     classes: int = 10,
     input_shape: Sequence[int | None] | None = None,
-    **options: Any,
+    **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
     """Build the residual network for CIFAR: a 3x3 convolution, three stages at 32, 16
     and 8 pixels, pooling, classifier.
@@ -74,7 +75,7 @@ def resnet_1d(
     block: str | Block | None = None,
     width_factor: float = 1,
     stem: str = "sequence",
-    **options: Any,
+    **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
     """Build the network of `resnet_cifar` for sequences: convolutions of 3 steps in place
     of 3x3 pixels, three stages at the whole, half and quarter length.
@@ -146,7 +147,7 @@ def wide_resnet(
     *,
     classes: int = 10,
     input_shape: Sequence[int | None] | None = None,
-    **options: Any,
+    **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
     """Build a wide residual network, WRN-depth-width_factor: the CIFAR network with
     wider stages and projections.
@@ -190,7 +191,7 @@ def fast_resnet(
     width_factor: float = 1,
     classes: int = 10,
     input_shape: Sequence[int | None] | None = None,
-    **options: Any,
+    **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
     """Build a wide and shallow pre-activation network for training in minutes: a
     whitening 2x2 convolution, three stages that begin by halving the map, pooling,
@@ -215,7 +216,8 @@ def fast_resnet(
         network has no shortcuts, and normalisation after the weights.
     """
     shape = image_shape(input_shape, 32, options.get("data_format"))
-    defaults = {"name": f"fast_resnet{6 * units + 2}", "downsampling": "max"}
+    options.setdefault("name", f"fast_resnet{6 * units + 2}")
+    options.setdefault("downsampling", "max")
     return ResidualNetwork(
         [Stage(widen(width, width_factor), units, 2) for width in FAST_WIDTHS],
         stem="whitening",
@@ -223,7 +225,7 @@ def fast_resnet(
         block="basic",
         classes=classes,
         input_shape=shape,
-        **defaults | options,
+        **options,
     )
 
 

@@ -1,10 +1,11 @@
 """An MLP of dense residual units."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 from keras_preact import _checks
 from keras_preact.models.network import ResidualNetwork, Stage
+from keras_preact.models.network_options import NetworkOptions
 
 
 def dense_resnet(
@@ -13,7 +14,7 @@ def dense_resnet(
     width: int = 64,
     classes: int = 10,
     input_shape: Sequence[int] = (64,),
-    **options: Any,
+    **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
     """Build an MLP of dense residual units, for vectors: the paper's unit with dense
     layers for its weights.

@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Unpack
 
 from keras_preact import _checks, blocks
 from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
+from keras_preact.models.network_options import NetworkOptions
 
 #: Block and units of the four stages by depth. 18 to 152: arXiv 1512.03385, Table 1; 200:
 #: arXiv 1603.05027, Sec. 4.
@@ -31,7 +32,7 @@ def resnet_imagenet(
     strided_unit: str = "first",
     classes: int = 1000,
     input_shape: Sequence[int | None] | None = None,
-    **options: Any,
+    **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
     """Build the residual network for ImageNet: a 7x7 convolution, max pooling, stages
     from 56 pixels on, pooling, classifier.

@@ -4,7 +4,7 @@ MLP in turn.
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 import keras
 from keras import ops
@@ -13,6 +13,7 @@ from keras_preact import _checks, initializers
 from keras_preact.layers import chains, spatial
 from keras_preact.models import base
 from keras_preact.models.network import image_shape
+from keras_preact.models.network_options import TransformerOptions
 from keras_preact.transformer import TransformerUnit
 from keras_preact.units import ResidualUnit
 
@@ -263,7 +264,7 @@ def transformer(
     classes: int = 10,
     input_shape: Sequence[int] | None = None,
     patch_size: int | None = 4,
-    **options: Any,
+    **options: Unpack[TransformerOptions],
 ) -> TransformerNetwork:
     """Build a transformer of pre-activation residual units. `arrangement="post_norm"`
     builds the original transformer's units instead.

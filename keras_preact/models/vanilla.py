@@ -1,13 +1,14 @@
 """A plain convolutional network that trains at any depth because of its initialisation."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 import keras
 
 from keras_preact import _checks, initializers
 from keras_preact.arrangements import Arrangement
 from keras_preact.models.network import ResidualNetwork, Stage, image_shape
+from keras_preact.models.network_options import NetworkOptions
 
 #: Variances of weights and biases at which a tanh network is critical (arXiv 1806.05393, Sec. 4):
 #: on average, gradients keep their size from layer to layer.
@@ -22,7 +23,7 @@ def vanilla_cnn(
     strides: int = 1,
     classes: int = 10,
     input_shape: Sequence[int | None] | None = None,
-    **options: Any,
+    **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
     """Build a plain CNN: 3x3 convolutions of one width with tanh, no shortcut, no
     normalisation, delta-orthogonal weights.
@@ -58,7 +59,7 @@ def vanilla_cnn(
             "`depth` must be n+2 (a stem, n units, a classifier), at least 3. Received: "
             f"depth={depth}"
         )
-    defaults: dict[str, Any] = {
+    defaults: NetworkOptions = {
         "arrangement": Arrangement(after_addition=("activation",), stem=("activation",)),
         "shortcut": "none",
         "normalization": "none",

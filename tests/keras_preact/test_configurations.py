@@ -2,12 +2,17 @@
 and computes the values of the NumPy reference.
 """
 
+import inspect
+from typing import Unpack
+
+import keras
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import keras_preact as kp
+from keras_preact.models.network_options import NetworkOptions, TransformerOptions
 from tests import reference
 from tests.keras_preact import harness
 
@@ -109,3 +114,28 @@ def test_networks(options, silent, stem, block, stages):
     np.testing.assert_allclose(y, expected(x), 1e-2, 1e-2)
     copy = kp.models.ResidualNetwork.from_config(model.get_config())
     assert harness.paths(copy) == harness.paths(model)
+
+
+def parameters(function) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def test_builders_list_the_options_that_they_take():
+    """Editors and type checkers see them in the signature."""
+    fixed, of_tokens = {"block", "classes", "input_shape", "stem"}, {"num_heads", "causal"}
+    assert set(NetworkOptions.__annotations__) == kp.models.option_names() - fixed - of_tokens
+    taken = parameters(kp.models.TransformerNetwork) | parameters(kp.TransformerUnit)
+    explicit = parameters(kp.models.transformer) - {"options"}
+    assert set(TransformerOptions.__annotations__) == taken - explicit - {"unit_options", "kwargs"}
+    for name, builder in inspect.getmembers(kp.models, inspect.isfunction):
+        options = builder.__annotations__.get("options")
+        assert options in (None, Unpack[NetworkOptions], Unpack[TransformerOptions]), name
+
+
+@pytest.mark.parametrize("method", ["compile", "fit", "evaluate", "predict"])
+def test_methods_have_the_signatures_of_keras(method):
+    ours, theirs = (
+        [(each.name, each.default) for each in inspect.signature(function).parameters.values()]
+        for function in (getattr(kp.models.ResidualNetwork, method), getattr(keras.Model, method))
+    )
+    assert ours == theirs
