@@ -99,10 +99,7 @@ def export(
         )
     if temperature == "fitted":
         temperature = _fitted_temperature(metrics, run)
-    if temperature != 1:
-        with checking():
-            model = kp.transfer.apply_temperature(model, temperature)
-        print(f"Its logits are divided by {temperature:.3g}.")
+    model = _divided(model, temperature)
     # the card is about the export, and its metrics about the network of the run
     about = {"temperature": temperature, "precision": models.precision(model)}
     described = {"classes": config["classes"], "preprocessing": config["preprocessing"]}
@@ -204,6 +201,18 @@ def _fitted_temperature(metrics: dict | None, run: Path) -> float:
             "held-out images of a run (train with --data.holdout 0.1)."
         )
     return metrics["calibrated"]["temperature"]
+
+
+def _divided(model: "keras.Model", temperature: float) -> "keras.Model":
+    """Return the network with its logits divided by the temperature."""
+    from keras_preact.transfer import apply_temperature
+
+    if temperature == 1:
+        return model
+    with checking():
+        model = apply_temperature(model, temperature)
+    print(f"Its logits are divided by {temperature:.3g}.")
+    return model
 
 
 def _report(exported: Path, source: Path, precision: str) -> None:

@@ -62,10 +62,9 @@ def evaluate(
             also measure the error under each corruption.
         trust: Call the function that loads the data of the run, which its files name.
     """
-    from keras_preact.transfer import fit_temperature
-
     from ... import data as datasets
 
+    # --- What is measured, and on which images
     check_positive(batch_size=batch_size)
     if save_samples < 0:
         raise UserError(f"--save-samples must be 0 or more. Received: {save_samples}")
@@ -80,6 +79,7 @@ def evaluate(
     for note in images.notes:
         print(f"Warning: {note}")
 
+    # --- Measure
     classify = functools.partial(_classify, opened, images, batch_size, source.size, views)
     logits, labels = classify(images.test)
     about = {
@@ -96,11 +96,8 @@ def evaluate(
     if is_own and measurements.has_other_held_out(images, opened.described):
         print("The probabilities were not calibrated: the held-out images are not the run's.")
     elif images.holdout is not None:
-        try:
-            temperature = fit_temperature(*classify(images.holdout))
-        except ValueError as error:
-            print(f"The probabilities were not calibrated. {error}.")
-        else:
+        temperature = _temperature(*classify(images.holdout))
+        if temperature is not None:
             curves[f"logits / {temperature:.3g}"] = reliability(logits / temperature, labels)
             again = measure(logits / temperature, labels, classes)
             metrics["calibrated"] = {
@@ -116,6 +113,8 @@ def evaluate(
             opened.outputs,
             batch_size,
         )
+
+    # --- Write
     folder = output or opened.output
     disk.make(folder)
     suffix = measurements.suffix(checkpoint, views, None if is_own else source)
@@ -144,6 +143,17 @@ def _classify(
             logits.append(average_logits(opened.logits, batch, views))
             labels.append(batch_labels)
     return np.concatenate(logits).astype("float64"), np.concatenate(labels)
+
+
+def _temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
+    """Return the temperature that calibrates the probabilities, or print why there is none."""
+    from keras_preact.transfer import fit_temperature
+
+    try:
+        return fit_temperature(logits, labels)
+    except ValueError as error:
+        print(f"The probabilities were not calibrated. {error}.")
+        return None
 
 
 def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -> Path:
