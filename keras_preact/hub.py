@@ -104,7 +104,7 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         )
         self._held = _Held(network)
         self.image_shape = tuple(image_shape)
-        self.data_format = network.get_config()["data_format"]
+        self.data_format = network.arguments["data_format"]
         self.pyramid_outputs = _pyramid(network)
         if not trainable:
             self.trainable = False
@@ -137,7 +137,7 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         """
         if not isinstance(network, ResidualNetwork):
             raise ValueError(f"`network` must be a ResidualNetwork. Received: network={network!r}")
-        policy = keras.dtype_policies.get(network.get_config()["dtype"])
+        policy = keras.dtype_policies.get(network.arguments["dtype"])
         backbone = cls(**(_arguments(network) | {"name": network.name, "dtype": policy} | changes))
         state = {
             path: weight.value()
@@ -187,7 +187,7 @@ def _arguments(network: ResidualNetwork) -> dict:
 
 def _pyramid(network: ResidualNetwork) -> dict:
     """Return the last output of a segment at every size."""
-    levels, stride = {}, STEMS[network.get_config()["stem"]].total_stride
+    levels, stride = {}, STEMS[network.arguments["stem"]].total_stride
     for segment, output in zip(network.segments, network.segment_outputs, strict=True):
         stride *= 1 if isinstance(segment, UnitStack) else segment.strides
         if stride & (stride - 1):

@@ -120,7 +120,7 @@ def _logits_of_network(model: UnitNetwork):
             "The model has no classifier, so there are no logits to export: build it with "
             f"include_top=True. Received: {model.name!r} with include_top=False"
         )
-    name = model.get_config()["classifier_activation"]
+    name = model.arguments["classifier_activation"]
     if name in (None, "linear"):
         return model.logits, _of_logits(model, model.logits), False
     if name not in PROBABILITIES:

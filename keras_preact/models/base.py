@@ -2,7 +2,8 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -58,6 +59,8 @@ class UnitNetwork(keras.Model):
         units: The residual units in order, layers of the network. A ValueError for a
             network with stacks, whose units are no layers: see `copy_units`.
         unit_names: Names of all units in order, including the units of stacks.
+        arguments: The arguments of the network, in the form in which `get_config` has
+            them: `model.arguments["stem"]`.
         unit_outputs: x_1 ... x_L as Keras tensors: `keras.Model(model.input,
             model.unit_outputs)` computes them.
         logits: The classifier's output before its activation, a Keras tensor; None
@@ -117,6 +120,10 @@ class UnitNetwork(keras.Model):
             segment_outputs,
             logits,
         )
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        return MappingProxyType(self._parts.arguments)
 
     @property
     def segments(self) -> list[Segment]:
@@ -294,7 +301,7 @@ class UnitNetwork(keras.Model):
         if self._jit_is_automatic and devices.xla_is_slower():
             self.jit_compile = False
         if self.logits is not None:
-            activation = self._parts.arguments["classifier_activation"]
+            activation = self.arguments["classifier_activation"]
             count = self.logits.shape[-1]
             problem = first_batch.loss_mismatch(self.loss, activation, count)
             if problem is not None:
@@ -425,7 +432,7 @@ class UnitNetwork(keras.Model):
         frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
         for layer in self.layers:
             frozen_layers += [f"{layer.name}/{path}" for path in frozen_inside(layer)]
-        return _without_shared_ids(self._parts.arguments) | {
+        return _without_shared_ids(dict(self.arguments)) | {
             "name": self.name,
             "frozen_layers": frozen_layers,
         }

@@ -139,14 +139,14 @@ def reset_classifier(model: UnitNetwork, classes: int, activation: Any = None) -
     (None, 64)
     """
     check_network(model)
-    has_top = "include_top" in model.get_config()
+    has_top = "include_top" in model.arguments
     if classes == 0 and not isinstance(classes, bool):
         if not has_top:
             raise ValueError(
                 f"A {type(model).__name__} always has a classifier: `classes` must be 1 or more. "
                 "Received: classes=0"
             )
-        pooling = model.get_config()["pooling"] or "avg"
+        pooling = model.arguments["pooling"] or "avg"
         return changed_copy(model, include_top=False, pooling=pooling, classifier_activation=None)
     _checks.positive_int(classes, "classes")
     changes = {"include_top": True} if has_top else {}

@@ -220,7 +220,7 @@ class ResidualNetwork(base.UnitNetwork):
                 x = layer(x)
         raise ValueError(
             f"Only a network with stem='whitening' can adapt. Received: {self.name!r} with "
-            f"stem={self.get_config()['stem']!r}"
+            f"stem={self.arguments['stem']!r}"
         )
 
     @property

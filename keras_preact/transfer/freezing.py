@@ -101,7 +101,7 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
 
 def _normalization(model: UnitNetwork) -> keras.Layer | None:
     """Return a new normalisation like the network's, or None if it has none."""
-    normalization = chains.get_normalization(model.get_config().get("normalization", "none"))
+    normalization = chains.get_normalization(model.arguments.get("normalization", "none"))
     return next(iter(chains.normalization(normalization, -1, 1, name="norm")), None)
 
 

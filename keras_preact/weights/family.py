@@ -282,7 +282,7 @@ class Family:
                 f"with outputs of shape {expected.shape}. Check a conversion before `classes` or "
                 "`include_top` change it."
             )
-        compute_dtype = keras.dtype_policies.get(model.get_config()["dtype"]).compute_dtype
+        compute_dtype = keras.dtype_policies.get(model.arguments["dtype"]).compute_dtype
         half = compute_dtype in ("bfloat16", "float16")
         largest = np.abs(outputs - expected).max()
         limit = (HALF_TOLERANCE if half else TOLERANCE) * np.abs(expected).max()
@@ -306,7 +306,7 @@ class Family:
         wanted = _options(
             ResidualNetwork(
                 [Stage(8, 1)],
-                block=self.block(blocks.get(model.get_config()["block"]).name, {}),
+                block=self.block(blocks.get(model.arguments["block"]).name, {}),
                 input_shape=(None, None, 3),
                 data_format="channels_last",
                 classes=1,
@@ -375,7 +375,7 @@ def _options(model: ResidualNetwork) -> dict[str, Any]:
 
 def stages(model: ResidualNetwork) -> list[Stage]:
     """Return the stages of a network."""
-    return [Stage(*stage) for stage in model.get_config()["stages"]]
+    return [Stage(*stage) for stage in model.arguments["stages"]]
 
 
 def values_of(layers: Iterable[keras.Layer]) -> dict[str, np.ndarray]:

@@ -145,6 +145,6 @@ def to_timm(model: ResidualNetwork) -> dict[str, np.ndarray]:
             holds the options that differ.
         WeightsMismatch: for weights that timm has no name for.
     """
-    block = blocks.get(model.get_config()["block"]) if isinstance(model, ResidualNetwork) else None
+    block = blocks.get(model.arguments["block"]) if isinstance(model, ResidualNetwork) else None
     standardized = getattr(block, "standardize_weights", False)
     return files.with_counters((BIT if standardized else BATCH).extract(model))

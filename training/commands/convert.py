@@ -69,7 +69,7 @@ def convert(
             model = as_is = read(content)
             sizes: dict[str, Any] = {} if classes is None else {"classes": classes}
             if input_shape is not None:
-                channels_first = model.get_config()["data_format"] == "channels_first"
+                channels_first = model.arguments["data_format"] == "channels_first"
                 sizes["input_shape"] = (
                     (input_shape[2], *input_shape[:2]) if channels_first else input_shape
                 )

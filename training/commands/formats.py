@@ -146,7 +146,7 @@ def sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
 def target_format(out: Path, model: ResidualNetwork) -> str:
     if out.suffix != ".safetensors":
         return "keras_preact"
-    return "torch_cifar" if model.get_config().get("stem") == "3x3" else "timm"
+    return "torch_cifar" if model.arguments.get("stem") == "3x3" else "timm"
 
 
 def open(source: Path) -> Any:

@@ -55,7 +55,7 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
             "folder, or start from a network for such images."
         )
     size = networks.image_size(config, data, height if height == width else None)
-    if resumed is None and config.model.mean and source.get_config()["mean"] is not None:
+    if resumed is None and config.model.mean and source.arguments["mean"] is not None:
         raise UserError(
             f"{source.name} has its own preprocessing layer. Remove --model.mean and --model.std."
         )
@@ -138,7 +138,7 @@ def _checked(model: keras.Model, path: Path) -> UnitNetwork:
 def _shape(model: UnitNetwork) -> tuple[int | None, int | None, int]:
     """Return height, width and channels of the network's images."""
     shape = model.input_shape[1:]
-    return shape if model.get_config()["data_format"] == "channels_last" else (*shape[1:], shape[0])
+    return shape if model.arguments["data_format"] == "channels_last" else (*shape[1:], shape[0])
 
 
 def _colour(channels: int) -> str:
@@ -151,8 +151,7 @@ def _preprocessing(
     config: Config, source: UnitNetwork, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and std per channel that the network was trained with."""
-    source_config = source.get_config()
-    mean, std = source_config["mean"], source_config["std"]
+    mean, std = source.arguments["mean"], source.arguments["std"]
     if mean is None and std is None:
         mean, std = config.model.mean, config.model.std
         if not mean:

@@ -99,7 +99,7 @@ class Run:
         self.network = (
             networks.build(config, self.data, self.size) if pretrained is None else pretrained
         )
-        if pretrained is None and self.network.get_config().get("stem") == "whitening":
+        if pretrained is None and self.network.arguments.get("stem") == "whitening":
             self.network.adapt(next(self.plain_images(ADAPTED_IMAGES, 1)))
         self.model = self._with_images() if config.data.on_device else self.network
         distribution.compile(
