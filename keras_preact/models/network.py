@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -136,11 +136,7 @@ class ResidualNetwork(base.UnitNetwork):
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
         _checks.one_of(stacked, (None, True, False), "stacked")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
-        unit_options = options.nested(block, unit_options)
-        options.check_names(unit_options, _unit_options())
-        # one unit checks the options and holds them for the others
-        narrowest = min((stage.filters for stage in stages), default=1)
-        template = ResidualUnit(narrowest, dtype=policy, **unit_options)
+        template = _template(stages, policy, options.nested(block, unit_options))
         data_format = spatial.data_format_of(unit_options.get("data_format"))
         total_stride = _total_stride(front.total_stride, stages, output_stride)
         channels = front.check_input(input_shape, total_stride, data_format)
@@ -163,7 +159,7 @@ class ResidualNetwork(base.UnitNetwork):
         head = template.components.make(template.arrangement.head, axis, width, "head_{}")
         if front.kernel_size and (include_top or pooling):
             head.append(_pooling(pooling, template))
-        unit_config, shared = template.get_config(), _unit_options()
+        unit_config = template.get_config()
         arguments = {
             "stages": [list(dataclasses.astuple(stage)) for stage in stages],
             "stem": stem,
@@ -174,7 +170,7 @@ class ResidualNetwork(base.UnitNetwork):
             "output_stride": output_stride,
             "stacked": stacked,
             **stack_options,
-            **{name: unit_config[name] for name in shared},
+            **{name: unit_config[name] for name in _unit_options()},
             "data_format": data_format,
         }
         super().__init__(
@@ -233,6 +229,15 @@ class ResidualNetwork(base.UnitNetwork):
             segment.name.split("_")[0]: output
             for segment, output in zip(self.segments, self.segment_outputs, strict=True)
         }
+
+
+def _template(
+    stages: Sequence[Stage], policy: keras.DTypePolicy, unit_options: Mapping[str, Any]
+) -> ResidualUnit:
+    """Return a unit that has checked the options of all units, and holds them."""
+    options.check_names(unit_options, _unit_options())
+    narrowest = min((stage.filters for stage in stages), default=1)
+    return ResidualUnit(narrowest, dtype=policy, **unit_options)
 
 
 def _total_stride(of_stem: int, stages: Sequence[Stage], output_stride: int | None) -> int:
