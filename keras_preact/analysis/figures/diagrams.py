@@ -255,11 +255,11 @@ def shortcuts_figure() -> Any:
     rows = {}
     for row in published.results(table="1"):
         h = shortcuts.get(row.arguments.get("shortcut", "identity"), row.arguments.get("gate_bias"))
-        rows[_key(h)] = row
-    keys = {name: _key(cls()) for name, cls in shortcuts.SHORTCUTS.items()}
+        rows[h] = row
+    own = {name: cls() for name, cls in shortcuts.SHORTCUTS.items()}
     return _with_errors(
         {name: diagram("original", name) for name in shortcuts.SHORTCUTS},
-        {name: rows[key] for name, key in keys.items() if key in rows},
+        {name: rows[h] for name, h in own.items() if h in rows},
         "ResNet-110 on CIFAR-10 (Table 1",
     )
 
@@ -277,13 +277,6 @@ def _with_errors(
 
     titled = {f"{in_words(name)}\n{error(name)}": parts for name, parts in diagrams.items()}
     return diagrams_figure(titled, f"Published test error of {of}, medians of 5)" if of else "")
-
-
-def _key(h: shortcuts.Shortcut) -> str:
-    """Return a text that is equal for equal shortcuts."""
-    ignored = ("name", "kernel_initializer", "seed")
-    config = {key: value for key, value in h.get_config().items() if key not in ignored}
-    return f"{type(h).__name__} {config}"
 
 
 def in_words(name: str) -> str:
