@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 
+from keras_preact.models import named_weights
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.models.segments import Stage
 from keras_preact.models.stem import STEMS
 from keras_preact.stacks import UnitStack
-from keras_preact.weights import layout, loading
 from keras_preact.weights.keras_hub import library
 
 library()  # if it is not installed, the error says what to install
@@ -141,10 +141,12 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         backbone = cls(**(_arguments(network) | {"name": network.name, "dtype": policy} | changes))
         state = {
             path: weight.value()
-            for path, weight in loading.named(network).items()
-            if not path.startswith(loading.CLASSIFIER)
+            for path, weight in named_weights.named(network).items()
+            if not path.startswith(named_weights.CLASSIFIER)
         }
-        loading.load(backbone.network, state, [layout.Entry(path, path) for path in state])
+        named_weights.load(
+            backbone.network, state, [named_weights.Entry(path, path) for path in state]
+        )
         return backbone
 
     def get_config(self):

@@ -17,6 +17,7 @@ from typing import Any
 
 from keras_preact._read_only import ReadOnly
 from keras_preact.layers import spatial
+from keras_preact.models import named_weights
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import fast_resnet, resnet_cifar, wide_resnet
 from keras_preact.models.copies import changed_copy
@@ -355,8 +356,6 @@ def _load_weights(model: UnitNetwork, path: Path) -> None:
 
 
 def _load_with_other_channels(model: UnitNetwork, path: Path, entry: ModelEntry) -> None:
-    from keras_preact import weights  # which needs the networks
-
     source = changed_copy(
         model,
         [layer.name for layer in model.layers],
@@ -366,8 +365,8 @@ def _load_with_other_channels(model: UnitNetwork, path: Path, entry: ModelEntry)
         std=None,
     )
     _load_weights(source, path)
-    entries = [weights.Entry(name, name) for name in weights.named(source)]
-    weights.load(model, weights.extract(source, entries), entries)
+    entries = [named_weights.Entry(name, name) for name in named_weights.named(source)]
+    named_weights.load(model, named_weights.extract(source, entries), entries)
 
 
 def _check_preprocessing(

@@ -5,11 +5,11 @@ authors' released networks.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from keras_preact.models.named_weights import Entry, WeightsMismatch, extract, load, named
 from keras_preact.weights import keras_applications, keras_hub, pytorchcv, timm, torch_cifar
 from keras_preact.weights.files import read_state, write_state
 from keras_preact.weights.keras_applications import from_keras_applications, to_keras_applications
 from keras_preact.weights.keras_hub import from_keras_hub, to_keras_hub
-from keras_preact.weights.loading import Entry, WeightsMismatch, extract, load, named
 from keras_preact.weights.pytorchcv import from_pytorchcv, to_pytorchcv
 from keras_preact.weights.timm import from_timm, to_timm
 from keras_preact.weights.torch_cifar import from_torch_cifar, to_torch_cifar

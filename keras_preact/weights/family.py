@@ -15,10 +15,12 @@ from keras import ops
 
 from keras_preact import blocks
 from keras_preact.layers import chains
+from keras_preact.models import named_weights
 from keras_preact.models.imagenet import DEPTHS
+from keras_preact.models.named_weights import Entry
 from keras_preact.models.network import ResidualNetwork, Stage
-from keras_preact.weights import files, loading
-from keras_preact.weights.layout import Entry, Leaves, kind_of
+from keras_preact.weights import files
+from keras_preact.weights.layout import Leaves, kind_of
 
 #: Options of a network that converters do not compare: sizes that they copy, and options that
 #: change only training or how the outputs are computed.
@@ -182,7 +184,7 @@ class Family:
         block = "bottleneck" if "stage1_unit1/branch/conv_3/kernel" in known else "basic"
         numbers = range(1, len(counts) + 1)
         filters = [kernel(f"stage{s}_unit1/branch/conv_1/kernel")[-1] for s in numbers]
-        *_, channels, stem_filters = kernel(loading.STEM)
+        *_, channels, stem_filters = kernel(named_weights.STEM)
         bias = known.get("head_classifier/bias")
         classes = None if bias is None else len(state[bias.theirs])
         return Structure(self.stages(filters, counts), block, stem_filters, channels, classes)
@@ -247,10 +249,10 @@ class Family:
         entries = self.entries([stage.units for stage in stages(model)])
         if model.logits is None:
             dropped = {
-                entry.theirs for entry in entries if entry.ours.startswith(loading.CLASSIFIER)
+                entry.theirs for entry in entries if entry.ours.startswith(named_weights.CLASSIFIER)
             }
             state = {name: array for name, array in state.items() if name not in dropped}
-        loading.load(model, state, entries, new_classifier=new_classifier)
+        named_weights.load(model, state, entries, new_classifier=new_classifier)
         if check is not None:
             self.compare(model, check)
         return model
@@ -338,7 +340,7 @@ class Family:
             WeightsMismatch: for weights without a name in this family.
         """
         self.check(model)
-        return loading.extract(model, self.entries([stage.units for stage in stages(model)]))
+        return named_weights.extract(model, self.entries([stage.units for stage in stages(model)]))
 
 
 def _warn_of_missing_units(structure: Structure) -> None:
@@ -360,7 +362,7 @@ def _warn_of_missing_units(structure: Structure) -> None:
 
 def some(names: Any) -> str:
     """Return the first names, for a message."""
-    return ", ".join([*names][: loading.SHOWN]) or "none"
+    return ", ".join([*names][: named_weights.SHOWN]) or "none"
 
 
 def _options(model: ResidualNetwork) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 import keras
 
 from keras_preact import arrangements, blocks
+from keras_preact.models import named_weights
 from keras_preact.models.network import ResidualNetwork
-from keras_preact.weights import layout, loading
+from keras_preact.weights import layout
 from keras_preact.weights.family import Family, Sample, assign, in_format, stages, values_of
 
 #: Our names of blocks to keras-hub's.
@@ -191,7 +192,7 @@ def _check_backbone(backbone) -> None:
 
 def _check_fits(model: ResidualNetwork) -> None:
     """Check that a ResNetBackbone can have a network's sizes and projections."""
-    config, rows, names = model.get_config(), stages(model), loading.named(model)
+    config, rows, names = model.get_config(), stages(model), named_weights.named(model)
     block = blocks.get(config["block"]).name
     late = any(row.strided_unit == "last" and row.strides > 1 and row.units > 1 for row in rows)
     if block not in BLOCKS or rows[0].filters != 64 or late:

@@ -2,27 +2,11 @@
 order of their axes.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-import numpy as np
+from keras_preact.models.named_weights import SAME, Transform
 
-
-@dataclasses.dataclass(frozen=True)
-class Transform:
-    """How the axes of an array change between a source and this package.
-
-    Args:
-        to_ours: Function from the source's array to ours.
-        to_theirs: Its inverse.
-    """
-
-    to_ours: Callable[[np.ndarray], np.ndarray]
-    to_theirs: Callable[[np.ndarray], np.ndarray]
-
-
-SAME = Transform(lambda array: array, lambda array: array)
 #: A convolution's kernel: (out, in, height, width) in Torch, (height, width, in, out) here.
 CONV_OIHW = Transform(
     lambda array: array.transpose(2, 3, 1, 0), lambda array: array.transpose(3, 2, 0, 1)
@@ -34,21 +18,6 @@ DENSE_OI11 = Transform(
     lambda array: array.reshape(array.shape[:2]).transpose(1, 0),
     lambda array: array.T[:, :, None, None],
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A row of the table from our names to a source's.
-
-    Args:
-        ours: Our name, a path from `named`.
-        theirs: The name in the source.
-        transform: How the axes change.
-    """
-
-    ours: str
-    theirs: str
-    transform: Transform = SAME
 
 
 #: The weights of a layer: for each our name, the end of the source's name, and the transform.

@@ -1,7 +1,7 @@
 """Load and extract a network's weights by a table of names, all of them or none."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -9,7 +9,38 @@ from keras import ops
 
 from keras_preact._paths import below
 from keras_preact.stacks import LayerStack
-from keras_preact.weights.layout import Entry
+
+
+@dataclasses.dataclass(frozen=True)
+class Transform:
+    """How the axes of an array change between a source and this package.
+
+    Args:
+        to_ours: Function from the source's array to ours.
+        to_theirs: Its inverse.
+    """
+
+    to_ours: Callable[[np.ndarray], np.ndarray]
+    to_theirs: Callable[[np.ndarray], np.ndarray]
+
+
+SAME = Transform(lambda array: array, lambda array: array)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A row of the table from our names to a source's.
+
+    Args:
+        ours: Our name, a path from `named`.
+        theirs: The name in the source.
+        transform: How the axes change.
+    """
+
+    ours: str
+    theirs: str
+    transform: Transform = SAME
+
 
 #: Paths of our weights that may have another shape in the source: the stem for other channels, the
 #: classifier for other classes.

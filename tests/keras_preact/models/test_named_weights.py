@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.weights import layout, loading
+from keras_preact.models.named_weights import STEM, Entry, WeightsMismatch, extract, load, named
+from keras_preact.weights import layout
 from tests.keras_preact import harness
 
 
@@ -21,11 +22,11 @@ def network(**options):
 
 
 def values(model) -> dict[str, np.ndarray]:
-    return {path: place.value() for path, place in loading.named(model).items()}
+    return {path: place.value() for path, place in named(model).items()}
 
 
-def same_names(model) -> list[layout.Entry]:
-    return [layout.Entry(path, f"their/{path}") for path in loading.named(model)]
+def same_names(model) -> list[Entry]:
+    return [Entry(path, f"their/{path}") for path in named(model)]
 
 
 def random_state(model, seed=3) -> dict[str, np.ndarray]:
@@ -41,12 +42,12 @@ def random_state(model, seed=3) -> dict[str, np.ndarray]:
 def test_load_and_extract(stacked):
     model = network(stacked=stacked)
     state = random_state(model)
-    loading.load(model, state, same_names(model))
+    load(model, state, same_names(model))
     single = harness.weights(kp.models.unstack(model))
     np.testing.assert_equal({f"their/{path}": value for path, value in single.items()}, state)
-    np.testing.assert_equal(loading.extract(model, same_names(model)), state)
+    np.testing.assert_equal(extract(model, same_names(model)), state)
     before, path = values(model), "stage1_unit3/branch/conv_1/kernel"
-    loading.named(model)[path].assign(np.ones(before[path].shape, "float32"))
+    named(model)[path].assign(np.ones(before[path].shape, "float32"))
     np.testing.assert_equal(values(model), before | {path: np.ones(before[path].shape, "float32")})
 
 
@@ -54,7 +55,7 @@ def test_load_and_extract(stacked):
 def test_missing_left_over_and_other_shapes_change_nothing(stacked):
     model = network(stacked=stacked)
     before, state, entries = values(model), random_state(model), same_names(model)
-    entries[0] = layout.Entry(loading.STEM, f"their/{loading.STEM}", layout.CONV_OIHW)
+    entries[0] = Entry(STEM, f"their/{STEM}", layout.CONV_OIHW)
     state[entries[0].theirs] = layout.CONV_OIHW.to_theirs(state[entries[0].theirs])
     gamma, beta = "stage1_unit2/branch/norm_1/gamma", "head_norm/beta"
     for wrong, found in (
@@ -62,10 +63,13 @@ def test_missing_left_over_and_other_shapes_change_nothing(stacked):
         (state | {"their/other": np.zeros(3)}, ([], ["their/other"], {})),
         (state | {f"their/{beta}": np.zeros((2, 2))}, ([], [], {beta: ((8,), (2, 2))})),
         # of another rank, where the transform itself cannot work
-        (state | {entries[0].theirs: np.ones(5)}, ([], [], {loading.STEM: ((7, 7, 3, 64), (5,))})),
+        (
+            state | {entries[0].theirs: np.ones(5)},
+            ([], [], {STEM: ((7, 7, 3, 64), (5,))}),
+        ),
     ):
-        with pytest.raises(loading.WeightsMismatch, match=model.name) as error:
-            loading.load(model, wrong, entries)
+        with pytest.raises(WeightsMismatch, match=model.name) as error:
+            load(model, wrong, entries)
         assert (error.value.missing, error.value.left_over, error.value.shapes) == found
         np.testing.assert_equal(values(model), before)
 
@@ -73,8 +77,8 @@ def test_missing_left_over_and_other_shapes_change_nothing(stacked):
 def test_extract_loses_nothing():
     model = network(use_bias=True)
     entries = [entry for entry in same_names(model) if not entry.ours.endswith("bias")]
-    with pytest.raises(loading.WeightsMismatch, match="stem_conv/bias") as error:
-        loading.extract(model, entries)
+    with pytest.raises(WeightsMismatch, match="stem_conv/bias") as error:
+        extract(model, entries)
     assert all(path.endswith("bias") for path in error.value.missing)
 
 
@@ -85,8 +89,8 @@ def test_a_stem_of_other_channels(channels):
     """
     source, model = network(), network(input_shape=(34, 34, channels))
     harness.randomize(source)
-    state, entries = loading.extract(source, same_names(source)), same_names(source)
-    loading.load(model, state, entries)
+    state, entries = extract(source, same_names(source)), same_names(source)
+    load(model, state, entries)
     kernel, own = state["their/stem_conv/kernel"], values(model)["stem_conv/kernel"]
     for c in range(channels if channels > 1 else 0):
         np.testing.assert_allclose(own[:, :, c], kernel[:, :, c % 3] * 3 / channels, rtol=1e-6)
@@ -103,13 +107,13 @@ def test_a_stem_of_other_channels(channels):
 def test_a_classifier_of_other_classes_keeps_its_weights():
     source, model = network(), network(classes=7)
     harness.randomize(source)
-    state = loading.extract(source, same_names(source))
+    state = extract(source, same_names(source))
     own = {path: value for path, value in values(model).items() if "classifier" in path}
-    loading.load(model, state, same_names(source))
+    load(model, state, same_names(source))
     np.testing.assert_equal(values(model), values(source) | own)
     # a source without one
     state = {name: value for name, value in state.items() if "classifier" not in name}
-    with pytest.raises(loading.WeightsMismatch, match="2 missing: head_classifier/kernel"):
-        loading.load(model, state, same_names(model))
-    loading.load(model, state, same_names(model), new_classifier=True)
+    with pytest.raises(WeightsMismatch, match="2 missing: head_classifier/kernel"):
+        load(model, state, same_names(model))
+    load(model, state, same_names(model), new_classifier=True)
     np.testing.assert_equal(values(model), values(source) | own)
