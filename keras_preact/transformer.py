@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_preact import blocks, initializers
+from keras_preact import _checks, blocks, initializers
 from keras_preact._frozen import HoldsLayers
 from keras_preact._objects import in_config
 from keras_preact.arrangements import Arrangement
@@ -31,7 +31,8 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
             attention and MLP are dropped independently.
         causal: Whether a token sees only itself and the tokens before it.
         use_bias: Whether the dense layers have a bias.
-        bias_initializer, kernel_initializer: See `ResidualUnit`. Without
+        bias_initializer, kernel_initializer, kernel_regularizer, seed: See
+            `ResidualUnit`; attention and MLP have seeds of their own. Without
             `kernel_initializer` the kernels start with Glorot's normal, as in arXiv
             2002.04745.
         **kwargs: `name`, `dtype`, `trainable`.
@@ -71,13 +72,15 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
         use_bias: bool = True,
         bias_initializer="zeros",
         kernel_initializer=None,
+        kernel_regularizer=None,
+        seed: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.kernel_initializer = keras.initializers.get(
-            "glorot_normal" if kernel_initializer is None else kernel_initializer
-        )
-        self.bias_initializer = keras.initializers.get(bias_initializer)
+        kernel = "glorot_normal" if kernel_initializer is None else kernel_initializer
+        self.seed = _checks.plain(seed)
+        self.kernel_initializer = initializers.seeded(keras.initializers.get(kernel), seed)
+        self.bias_initializer = initializers.seeded(keras.initializers.get(bias_initializer), seed)
 
         def unit(name: str, **options) -> ResidualUnit:
             return ResidualUnit(
@@ -90,6 +93,8 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
                 use_bias=use_bias,
                 bias_initializer=initializers.spawn(self.bias_initializer, name),
                 kernel_initializer=initializers.spawn(self.kernel_initializer, name),
+                kernel_regularizer=kernel_regularizer,
+                seed=None if seed is None else initializers.derive_seed(seed, name),
                 name=name,
                 dtype=self.dtype_policy,
                 trainable=self.trainable,
@@ -127,7 +132,10 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
         attention, mlp = self.attention, self.mlp
         gated = isinstance(mlp.block, blocks.SwiGLU)
         config = attention.get_config()
-        shared = ("arrangement", "normalization", "dropout", "stochastic_depth", "use_bias")
+        shared = (
+            *("arrangement", "normalization", "dropout", "stochastic_depth", "use_bias"),
+            "kernel_regularizer",
+        )
         return super().get_config() | {
             "width": attention.filters,
             "num_heads": attention.block.num_heads,
@@ -137,4 +145,5 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
             **{key: config[key] for key in shared},
             "bias_initializer": in_config(self.bias_initializer),
             "kernel_initializer": in_config(self.kernel_initializer),
+            "seed": self.seed,
         }

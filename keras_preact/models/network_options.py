@@ -80,3 +80,5 @@ class TransformerOptions(TypedDict, total=False):
     use_bias: bool
     bias_initializer: Any
     kernel_initializer: Any
+    kernel_regularizer: Any
+    seed: int | None

@@ -199,6 +199,7 @@ def _stem(template: TransformerUnit, kernel, patch_size: int | None, data_format
         use_bias=bool(unit.use_bias),
         kernel_initializer=initializers.spawn(kernel, "stem"),
         bias_initializer=initializers.spawn(unit.bias_initializer, "stem"),
+        kernel_regularizer=unit.kernel_regularizer,
         name="stem_dense",
         dtype=policy,
     )

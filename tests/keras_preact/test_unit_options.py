@@ -269,14 +269,17 @@ def test_a_regulariser_of_all_kernels(block):
 
 def test_a_regulariser_in_a_network():
     """It reaches the stem and all units, stacked or not, and not the classifier."""
-    model = kp.models.resnet_cifar(
-        14, width_factor=0.25, input_shape=(8, 8, 1), kernel_regularizer=keras.regularizers.L2(0.1)
-    )
-    kernels = harness.kernels(model)
-    kernels.pop("head_classifier/kernel")
-    expected = 0.1 * sum((kernel**2).sum() for kernel in kernels.values())
-    for each in (model, kp.models.stack(model)):
-        np.testing.assert_allclose(sum(map(harness.numpy, each.losses)), expected, 1e-5)
+    options = {"input_shape": (8, 8, 1), "kernel_regularizer": keras.regularizers.L2(0.1)}
+    network = kp.models.resnet_cifar(14, width_factor=0.25, **options)
+    tokens = kp.models.transformer(2, width=8, mlp="swiglu", **options)
+    copies = kp.models.stack(network), type(tokens).from_config(tokens.get_config())
+    copies[1].set_weights(tokens.get_weights())
+    for model, copy in zip((network, tokens), copies, strict=True):
+        kernels = harness.kernels(model)
+        kernels.pop("head_classifier/kernel")
+        expected = 0.1 * sum((kernel**2).sum() for kernel in kernels.values())
+        for each in (model, copy):
+            np.testing.assert_allclose(sum(map(harness.numpy, each.losses)), expected, 1e-5)
 
 
 @pytest.mark.backend
@@ -303,10 +306,15 @@ def test_a_seed_sets_initial_values_and_masks():
     assert not np.array_equal(*masks)
 
 
-def test_a_seed_of_a_network():
-    def network(**options):
-        return kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1), **options)
-
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda **o: kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1), **o),
+        lambda **o: kp.models.transformer(2, width=8, input_shape=(8, 8, 1), **o),
+    ],
+    ids=["resnet", "transformer"],
+)
+def test_a_seed_of_a_network(network):
     model = network(seed=1)
     kernels = harness.kernels(model)
     harness.check_distinct(kernels)
