@@ -335,7 +335,7 @@ class Dropout(Shortcut):
 
     def layers(self, site):
         seed = site.seed if self.seed is None else self.seed
-        return [keras.layers.Dropout(self.rate, seed=seed, dtype=site.dtype)]
+        return [keras.layers.Dropout(self.rate, seed=seed, name="dropout", dtype=site.dtype)]
 
     def paths(self, x, residual, transformed):
         return transformed, residual

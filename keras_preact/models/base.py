@@ -207,10 +207,10 @@ class UnitNetwork(keras.Model):
         part    units  output      parameters
         stem           8 x 8 x 16         208
         stage1      1  8 x 8 x 16       4,672
-        stage2      1  4 x 4 x 32      13,952
-        stage3      1  2 x 2 x 64      55,552
+        stage2      1  4 x 4 x 32      14,016
+        stage3      1  2 x 2 x 64      55,680
         head           10                 906
-        total       3                  75,290
+        total       3                  75,482
         <BLANKLINE>
         stage1_unit1
         F: conv_1 3x3, norm_1, relu, conv_2 3x3
