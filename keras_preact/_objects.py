@@ -4,11 +4,33 @@ name, and others that only copies in this process can use.
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 import keras
+
+from keras_preact import _checks
+
+
+def from_table(value: Any, kind: type, table: Mapping[str, Any], what: str) -> Any:
+    """Return the row of a table with this name, an instance of `kind`. A row that is a
+    class is made without arguments. `value` may also be an instance itself, or its config.
+
+    Raises:
+        ValueError: for an unknown name; the message holds the nearest ones.
+    """
+    if isinstance(value, dict):  # from a serialised config
+        value = keras.saving.deserialize_keras_object(value)
+    if isinstance(value, kind):
+        return value
+    row = _checks.lookup(table, value, what)
+    return row() if isinstance(row, type) else row
+
+
+def name_or_config(value: Any, table: Mapping[str, Any]) -> Any:
+    """Return the name of an object if it is in a table, else what `in_config` returns."""
+    return next((name for name, row in table.items() if row == value), None) or in_config(value)
 
 
 def in_config(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import keras
 
 from keras_preact import _checks
-from keras_preact._objects import in_config
+from keras_preact._objects import from_table, name_or_config
 
 Component = Literal["norm", "activation", "shift", "scale"]
 Order = tuple[Component, ...]
@@ -145,18 +145,11 @@ def get(arrangement: str | dict | Arrangement) -> Arrangement:
     Raises:
         ValueError: for an unknown name; the message holds the nearest ones.
     """
-    if isinstance(arrangement, dict):  # from a serialised config
-        arrangement = keras.saving.deserialize_keras_object(arrangement)
-    if isinstance(arrangement, Arrangement):
-        return arrangement
-    return _checks.lookup(_NAMED, arrangement, "arrangement")
+    return from_table(arrangement, Arrangement, _NAMED, "arrangement")
 
 
 def serialize(arrangement: Arrangement) -> str | dict | Arrangement:
     """Return what a config holds for `arrangement`: its name if it is in a table, else
     its fields.
     """
-    for name, row in _NAMED.items():
-        if row == arrangement:
-            return name
-    return in_config(arrangement)
+    return name_or_config(arrangement, _NAMED)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import keras
 
 from keras_preact import _checks, initializers
-from keras_preact._objects import in_config
+from keras_preact._objects import from_table, in_config
 from keras_preact.layers import chains
 from keras_preact.layers.attention import SelfAttention
 from keras_preact.layers.spatial import PaddedConv2D
@@ -450,9 +450,7 @@ def get(block: str | dict | Block) -> Block:
     Raises:
         ValueError: for an unknown name; the message holds the nearest ones.
     """
-    if isinstance(block, dict):  # from a serialised config
-        block = keras.saving.deserialize_keras_object(block)
-    return block if isinstance(block, Block) else _checks.lookup(BLOCKS, block, "block")()
+    return from_table(block, Block, BLOCKS, "block")
 
 
 def serialize(block: Block) -> str | dict | Block:

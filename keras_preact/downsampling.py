@@ -10,6 +10,7 @@ from types import MappingProxyType
 import keras
 
 from keras_preact import _checks
+from keras_preact._objects import from_table, name_or_config
 from keras_preact.layers.spatial import BinomialPooling2D, PaddedMaxPooling2D
 
 #: Name to a function that makes a pooling.
@@ -85,16 +86,9 @@ def get(downsampling: str | dict | Downsampling) -> Downsampling:
     Raises:
         ValueError: for an unknown name; the message holds the nearest ones.
     """
-    if isinstance(downsampling, dict):  # from a serialised config
-        downsampling = keras.saving.deserialize_keras_object(downsampling)
-    if isinstance(downsampling, Downsampling):
-        return downsampling
-    return _checks.lookup(DOWNSAMPLINGS, downsampling, "downsampling")
+    return from_table(downsampling, Downsampling, DOWNSAMPLINGS, "downsampling")
 
 
 def serialize(downsampling: Downsampling) -> str | dict:
     """Return what a config holds: the name if it is in the table, else its fields."""
-    for name, row in DOWNSAMPLINGS.items():
-        if row == downsampling:
-            return name
-    return keras.saving.serialize_keras_object(downsampling)
+    return name_or_config(downsampling, DOWNSAMPLINGS)

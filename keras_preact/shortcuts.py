@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, initializers
-from keras_preact._objects import in_config
+from keras_preact._objects import from_table, in_config
 from keras_preact.layers import chains, spatial
 from keras_preact.layers.components import Weights
 
@@ -367,13 +367,7 @@ def get(shortcut: str | dict | Shortcut, gate_bias: float | None = None) -> Shor
         ValueError: for an unknown name (the message holds the nearest ones), or for a
             gate bias if the shortcut has no gate.
     """
-    if isinstance(shortcut, dict):  # from a serialised config
-        shortcut = keras.saving.deserialize_keras_object(shortcut)
-    made = (
-        shortcut
-        if isinstance(shortcut, Shortcut)
-        else _checks.lookup(SHORTCUTS, shortcut, "shortcut")()
-    )
+    made: Shortcut = from_table(shortcut, Shortcut, SHORTCUTS, "shortcut")
     if gate_bias is None:
         return made
     if not made.gated:

@@ -631,9 +631,13 @@ class UnitStack(LayerStack):
         """Return the number of units, and the layers of a unit in order."""
         return f"{self.depth} units, each:\n{self.template.describe()}"
 
+    def paths(self) -> descriptions.Paths:
+        """Return the names of the layers of a unit, see `ResidualUnit.paths`."""
+        return self.template.paths()
+
     def _repr_html_(self) -> str:
         title = f"{type(self).__name__} {self.name!r}, {self.depth} units"
-        return descriptions.diagram(title, self.template.paths())
+        return descriptions.diagram(title, self.paths())
 
     def trace(
         self,

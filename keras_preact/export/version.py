@@ -278,7 +278,7 @@ class Layout:
 
 
 def number_of(name: str) -> int | None:
-    """Return the version that a name stands for, if it is a whole number from 0 to
+    """Return the version that a name means, if it is a whole number from 0 to
     `HIGHEST`: in ASCII digits, perhaps with leading zeros.
     """
     digits = name.lstrip("0")
@@ -306,7 +306,7 @@ def name_problem(name: str) -> str:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield what `os.walk` yields, in the folders behind links too: a volume of
+    """Yield what `os.walk` yields, also for linked folders: a volume of
     Kubernetes links each entry of a version. A link to a folder above it is not followed.
     """
     above: dict[str, frozenset[str]] = {}

@@ -85,7 +85,7 @@ class Weights:
         kernel_initializer, bias_initializer: Initialisers; each weight draws its own
             values.
         kernel_regularizer: Regulariser of the kernels, or None.
-        data_format, dtype: As in `Components`.
+        data_format, dtype: The settings that `Components` has, too.
     """
 
     kernel_initializer: Any

@@ -7,7 +7,6 @@ from typing import Any
 from keras_preact import descriptions
 from keras_preact.descriptions import Paths
 from keras_preact.models.segments import unit_names
-from keras_preact.stacks import UnitStack
 
 HEADER = ("part", "units", "output", "parameters")
 
@@ -16,10 +15,10 @@ def text(network: Any) -> str:
     """Return the overview as text."""
     rows = [HEADER, *_rows(network)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    adjust = (str.ljust, str.rjust, str.ljust, str.rjust)
+    a, b, c, d = widths
     lines = [
-        "  ".join(map(lambda place, cell, width: place(cell, width), adjust, row, widths))
-        for row in rows
+        f"{part:<{a}}  {units:>{b}}  {output:<{c}}  {parameters:>{d}}"
+        for part, units, output, parameters in rows
     ]
     kinds = [f"{title}\n{descriptions.text(paths)}" for title, paths in _kinds(network)]
     return "\n\n".join([f"{_title(network)}\n" + "\n".join(lines), *kinds])
@@ -67,8 +66,7 @@ def _kinds(network: Any) -> Iterator[tuple[str, Paths]]:
     """Yield each kind of unit in the network: the names of its units, and its layers."""
     kinds: dict[str, tuple[list[str], Paths]] = {}
     for segment in network.segments:
-        unit = segment.template if isinstance(segment, UnitStack) else segment
-        paths = unit.paths()
+        paths = segment.paths()
         names, _ = kinds.setdefault(descriptions.text(paths), ([], paths))
         names += unit_names(segment)
     for names, paths in kinds.values():

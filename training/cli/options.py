@@ -1,5 +1,5 @@
-"""Shared by all commands: options from type annotations, help texts, and errors that
-say what to do.
+"""Shared by all commands: options from type annotations, help texts, and how a command
+ends after an error.
 """
 
 import inspect
