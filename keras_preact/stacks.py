@@ -39,9 +39,7 @@ class _Body:
         updated: Indices of the variables that change in training without a gradient.
         weights: Indices of all variables except the states of seeds, which only
             training reads.
-        initial: Initialisers of the variables that `template` had before it was built, by
-            the variables' ids. Keras drops an initialiser once it has used it, which may
-            happen at the end of any scope.
+        initial: Initialisers of the variables of `template`, by the variables' ids.
     """
 
     template: keras.Layer
@@ -49,6 +47,13 @@ class _Body:
     updated: list[int] = dataclasses.field(default_factory=list)
     weights: list[int] = dataclasses.field(default_factory=list)
     initial: dict[int, Callable] = dataclasses.field(default_factory=dict)
+
+    def keep_initializers(self) -> None:
+        """Keep the initialisers of variables that are new. Keras drops an initialiser once
+        it has used it, at the end of the scope in which it made the variable.
+        """
+        for variable in self.template.variables:
+            self.initial.setdefault(id(variable), _initializer_of(variable))
 
 
 class _StackedVariable(keras.Variable):
@@ -190,8 +195,7 @@ class LayerStack(HoldsLayers):
         self._frozen_layers = tuple(f"{template.name}/{path}" for path in inside)
         with keras.StatelessScope(initialize_variables=False):
             self._body = _Body(_made(type(template), config, trainable=True))
-            for variable in self._body.template.variables:
-                self._body.initial[id(variable)] = _initializer_of(variable)
+            self._body.keep_initializers()
         # one of the stack's layers, for loops over all layers that freeze or measure them; it is
         # frozen with the stack
         keras_private.hold(self, self._body.template)
@@ -239,10 +243,9 @@ class LayerStack(HoldsLayers):
 
     def build(self, input_shape):
         unit = self._body.template
-        with keras.StatelessScope():  # until its end, variables keep their initialisers
+        with keras.StatelessScope():
             output_shape = tuple(self._build_unit(tuple(input_shape)))
-            initial = {id(variable): _initializer_of(variable) for variable in unit.variables}
-            initial |= self._body.initial
+            self._body.keep_initializers()
         if output_shape != tuple(input_shape):
             raise ValueError(
                 "A unit of a stack must keep the shape. Received: a unit that turns "
@@ -253,7 +256,7 @@ class LayerStack(HoldsLayers):
         self._stacked_weights: list[keras.Variable] = []
         self._seed_states: list[_SeedStates] = []
         for variable in unit.variables:
-            initializer, shape = initial[id(variable)], (self.depth, *variable.shape)
+            initializer, shape = self._body.initial[id(variable)], (self.depth, *variable.shape)
             if id(variable) in weights:
                 stacked = self._stack(variable, shape, _per_unit(initializer, self._name_of))
                 self._stacked_weights.append(stacked)
@@ -321,9 +324,9 @@ class LayerStack(HoldsLayers):
                 Keras attached to x.
         """
 
-        def step(unit, x, slices):
-            y = self._apply(unit, x, slices, training)
-            y = y + slices["added"] if "added" in slices else y
+        def step(unit, x, own):
+            y = self._apply(unit, x, own, training)
+            y = y + own["added"] if "added" in own else y
             return y, [y] if return_outputs else []
 
         added = _added(perturbations, x.dtype)
@@ -331,14 +334,15 @@ class LayerStack(HoldsLayers):
         y, collected = self.run(step, x, added, outputs, training=training, mask=mask)
         return collected[0] if return_outputs else y
 
-    def _apply(self, unit, x, slices: dict, training):
+    def _apply(self, unit, x, own: dict, training):
+        """Call the unit. `own` has its entries of the tensors that `run` got."""
         return unit(x, **_training_of(unit, training))
 
     def run(
         self,
         step: Callable,
         x,
-        slices: dict | None = None,
+        per_unit: dict | None = None,
         outputs=(),
         *,
         python_loop=False,
@@ -348,10 +352,10 @@ class LayerStack(HoldsLayers):
         """Call a function for each unit in turn, with that unit's weights.
 
         Args:
-            step: `(unit, x, slices) -> (next x, a structure of tensors)`.
+            step: `(unit, x, own) -> (next x, a structure of tensors)`.
             x: The first unit's input.
-            slices: Tensors with a leading axis of units. A step gets the slices of its
-                unit.
+            per_unit: Tensors with a leading axis of units. A step gets those of its own
+                unit, without that axis.
             outputs: `keras.KerasTensor`s with shape and dtype of the tensors that a
                 step returns in addition to the next x.
             python_loop: Whether to run a Python loop without recomputing, regardless of
@@ -375,13 +379,13 @@ class LayerStack(HoldsLayers):
 
         masked = self._masked(x, mask)
 
-        def run_unit(x, slices):
+        def run_unit(x, of_unit):
             x = masked(x)
             scope = keras.StatelessScope(
-                [(variables[i], value) for i, value in zip(read, slices["values"], strict=True)]
+                [(variables[i], value) for i, value in zip(read, of_unit["values"], strict=True)]
             )
             with scope:
-                y, collected = step(unit, x, slices)
+                y, collected = step(unit, x, of_unit["own"])
             # assigned after the loop, because a recomputation would assign once more
             new = [ops.stop_gradient(scope.get_current_value(variables[i])) for i in updated]
             return y, {"updated": new, "collected": collected}
@@ -396,7 +400,7 @@ class LayerStack(HoldsLayers):
         y, new = loops.repeat(
             run_unit,
             x,
-            {"values": [values[i] for i in read], **(slices or {})},
+            {"values": [values[i] for i in read], "own": per_unit or {}},
             self.depth,
             {"updated": specs, "collected": outputs},
             execution=execution,
@@ -511,10 +515,10 @@ class LayerStack(HoldsLayers):
         freeze_inside(self._body.template, frozen_inside(units[0]))
 
     def _check_same(self, units: Sequence[keras.Layer]) -> None:
-        expected = _structure(self._body.template)
+        expected = self._structure(self._body.template)
         expected_shapes = [stacked.shape[1:] for stacked in self._body.stacked]
         for unit in units:
-            config = _structure(unit)
+            config = self._structure(unit)
             differences = ", ".join(
                 f"{key}={value!r} and {config.get(key)!r}"
                 for key, value in expected.items()
@@ -531,6 +535,10 @@ class LayerStack(HoldsLayers):
                     f"A unit of a stack must keep the shape. Received: {unit!r} with weights of "
                     f"shapes {shapes}"
                 )
+
+    def _structure(self, unit: keras.Layer) -> dict:
+        """Return what must be equal in all units."""
+        return _structure(unit)
 
     def _check_is_built(self) -> None:
         if not self.built:
@@ -618,14 +626,19 @@ class UnitStack(LayerStack):
             kwargs.setdefault("stochastic_depth", rates)
         return super().from_units(units, **kwargs)
 
-    def run(self, step, x, slices=None, outputs=(), **options):
+    def run(self, step, x, per_unit=None, outputs=(), **options):
         rates = {}
         if self.stochastic_depth is not None:
             rates["rate"] = ops.convert_to_tensor(self.stochastic_depth, "float32")
-        return super().run(step, x, rates | (slices or {}), outputs, **options)
+        return super().run(step, x, rates | (per_unit or {}), outputs, **options)
 
-    def _apply(self, unit, x, slices: dict, training):
-        return unit(x, slices.get("rate"), training=training)
+    def _apply(self, unit, x, own: dict, training):
+        return unit(x, own.get("rate"), training=training)
+
+    def _structure(self, unit: ResidualUnit) -> dict:
+        # the rates may differ, but only between units that drop F
+        rate = unit.stochastic_depth is not None
+        return super()._structure(unit) | {"stochastic_depth": rate}
 
     def describe(self) -> str:
         """Return the number of units, and the layers of a unit in order."""
@@ -665,22 +678,22 @@ class UnitStack(LayerStack):
         """
         x = chains.prepared(self, x)
 
-        def step(unit, x, slices):
+        def step(unit, x, own):
             trace = unit.trace(
                 x,
-                drop_rate=slices.get("rate"),
-                residual_scale=slices.get("scale"),
+                drop_rate=own.get("rate"),
+                residual_scale=own.get("scale"),
                 detach_residual=detach_residual,
                 training=training,
             )
-            if "added" in slices:
-                trace = trace._replace(output=trace.output + slices["added"])
+            if "added" in own:
+                trace = trace._replace(output=trace.output + own["added"])
             return trace.output, look(trace)
 
-        slices = _added(perturbations, x.dtype)
+        per_unit = _added(perturbations, x.dtype)
         if residual_scale is not None:
-            slices["scale"] = ops.convert_to_tensor(residual_scale)
-        return self.run(step, x, slices, python_loop=True, training=training)[1]
+            per_unit["scale"] = ops.convert_to_tensor(residual_scale)
+        return self.run(step, x, per_unit, python_loop=True, training=training)[1]
 
     def _new_unit(self, i: int) -> ResidualUnit:
         rates = self.stochastic_depth
@@ -769,7 +782,7 @@ def _seeds_per_unit(initializer: Callable, name_of: Callable[[int], str]) -> Cal
 
 
 def _added(perturbations, dtype) -> dict:
-    """Return perturbations as slices of a stack."""
+    """Return perturbations as tensors per unit."""
     if perturbations is None:
         return {}
     return {"added": ops.convert_to_tensor(perturbations, dtype)}  # on the device of Keras
@@ -809,8 +822,7 @@ def _input_shape_of(unit: keras.Layer) -> tuple:
 
 def _structure(unit: keras.Layer) -> dict:
     """Return the configuration of a unit, with those of the layers inside, without the
-    options that may differ between the units of a stack: names, initialisers, seeds and
-    rates of stochastic depth.
+    options that may differ between the units of a stack: names, initialisers and seeds.
     """
     may_differ = (
         *("name", "trainable", "frozen_layers"),
@@ -832,10 +844,7 @@ def _structure(unit: keras.Layer) -> dict:
             return value if is_policy else {key: without(each) for key, each in kept.items()}
         return list(map(without, value)) if isinstance(value, list | tuple) else value
 
-    config = without(arguments_of(unit))
-    if isinstance(unit, ResidualUnit):
-        config["stochastic_depth"] = unit.stochastic_depth is not None
-    return config
+    return without(arguments_of(unit))
 
 
 def _check_units(units: Sequence[keras.Layer]) -> None:

@@ -2,11 +2,12 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import writing
 
@@ -38,6 +39,11 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: dict, indent: int | None = 2) -> None:
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=indent, default=str) + "\n")
+
+
+def short_hash(file: BinaryIO) -> str:
+    """Return 16 digits of the SHA-256 of an open file, from its position to its end."""
+    return hashlib.file_digest(file, "sha256").hexdigest()[:16]  # type: ignore[arg-type]
 
 
 def plain(value: Any, digits: int | None = None) -> Any:

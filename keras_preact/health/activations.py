@@ -147,7 +147,7 @@ class Activations:
         """Run a stack; return its output, and add its figures to `statistics`."""
         layers = _weight_layers(stack.template)
 
-        def step(unit, x, slices):
+        def step(unit, x, own):
             [y], inside = self._measured(self.units[id(stack)], [x])
             return y, ops.concatenate([inside.get(id(layer), _nothing(1)) for layer in layers])
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from tests.keras_preact import harness
 
 
 def words(line: str) -> list[str]:
@@ -29,6 +30,38 @@ def test_a_unit_lists_its_layers_in_the_order_of_their_weights(arrangement, bloc
         rest = [word for word in listed if word not in named]
         assert set(rest) <= {"relu", "identity"}
     assert ("relu" in words(after)) == ("activation" in kp.ARRANGEMENTS[arrangement].after_addition)
+
+
+#: Options of a unit, and its layers on F, h and f.
+DESCRIBED = [
+    (
+        {"arrangement": "original", "shortcut": "exclusive_gating", "dropout": 0.1},
+        "conv_1 3x3, norm_1, relu, dropout_1, conv_2 3x3, norm_2",
+        "conv 1x1, ExclusiveGating",
+        "relu",
+    ),
+    (
+        {"strides": 2, "downsampling": "average", "shape_shortcut": "zero_pad", "block": "single"},
+        "norm_0, relu, conv_1 3x3/2",
+        "projection_downsampling, zero_pad",
+        "identity",
+    ),
+    (
+        {"block": "swiglu", "arrangement": "post_norm", "normalization": "rms", "shortcut": "none"},
+        "dense_1, silu, * gate_1, dense_2",
+        "NoShortcut",
+        "norm",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "branch", "shortcut", "after"), DESCRIBED, ids=harness.label)
+def test_the_whole_text(options, branch, shortcut, after):
+    unit = harness.unit_of(4, **options)
+    described = unit.describe()
+    assert described == f"F: {branch}\nh: {shortcut}\nf: {after}"
+    unit.build((2, 5, 4) if unit.block.name == "swiglu" else (2, 8, 8, 4))
+    assert unit.describe() == described
 
 
 @pytest.mark.parametrize(

@@ -325,35 +325,3 @@ def test_a_seed_of_a_network(network):
     for path, kernel in harness.kernels(network(seed=1, kernel_initializer=own)).items():
         expected = harness.kernels(network(kernel_initializer=own))[path]
         np.testing.assert_array_equal(kernel, expected, path)
-
-
-#: Options of a unit, and its layers on F, h and f.
-DESCRIBED = [
-    (
-        {"arrangement": "original", "shortcut": "exclusive_gating", "dropout": 0.1},
-        "conv_1 3x3, norm_1, relu, dropout_1, conv_2 3x3, norm_2",
-        "conv 1x1, ExclusiveGating",
-        "relu",
-    ),
-    (
-        {"strides": 2, "downsampling": "average", "shape_shortcut": "zero_pad", "block": "single"},
-        "norm_0, relu, conv_1 3x3/2",
-        "projection_downsampling, zero_pad",
-        "identity",
-    ),
-    (
-        {"block": "swiglu", "arrangement": "post_norm", "normalization": "rms", "shortcut": "none"},
-        "dense_1, silu, * gate_1, dense_2",
-        "NoShortcut",
-        "norm",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "branch", "shortcut", "after"), DESCRIBED, ids=harness.label)
-def test_description(options, branch, shortcut, after):
-    unit = harness.unit_of(4, **options)
-    described = unit.describe()
-    assert described == f"F: {branch}\nh: {shortcut}\nf: {after}"
-    unit.build((2, 5, 4) if unit.block.name == "swiglu" else (2, 8, 8, 4))
-    assert unit.describe() == described

@@ -2,7 +2,6 @@
 files are skipped.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import numpy as np
 
 from keras_preact.atomic import sync
 
+from ..disk import short_hash
 from ..errors import UserError, is_lasting
 from .variables import GROUPS, Tensors, array_of, read, write
 
@@ -135,7 +135,7 @@ class Checkpoints:
         for path in self._files():
             try:
                 with path.open("rb") as file:
-                    if _hash(file) != _NAME.fullmatch(path.name)[2]:  # type: ignore[index]
+                    if short_hash(file) != _NAME.fullmatch(path.name)[2]:  # type: ignore[index]
                         raise ValueError("its content does not match the hash in its name")
                 return Saved(path)
             except (OSError, ValueError, KeyError) as error:
@@ -187,7 +187,7 @@ class Checkpoints:
                 file.flush()
                 os.fsync(file.fileno())
                 file.seek(0)
-                path = self.folder / f"state-{step:09d}-{_hash(file)}.npz"
+                path = self.folder / f"state-{step:09d}-{short_hash(file)}.npz"
             temporary.replace(path)
             sync(self.folder)
         except OSError as error:  # the error of a full disk does not name the file
@@ -218,10 +218,6 @@ class Checkpoints:
 
 def _step(path: Path) -> int:
     return int(_NAME.fullmatch(path.name)[1])  # type: ignore[index]
-
-
-def _hash(file) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _keys(group: str, i: int, parts: int) -> list[str]:

@@ -2,7 +2,6 @@
 images, each seen once. Every other measurement has a file of its own.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Data
+from ..disk import short_hash
 from ..errors import UserError, reading
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def hash_of(path: Path) -> str | None:
     if not path.is_file():
         return None
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        return short_hash(file)
 
 
 def of_run(
