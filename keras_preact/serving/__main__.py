@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import io
 import ipaddress
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ try:
     from keras_preact.serving.settings import TOKEN_VARIABLE, Settings, read
 except ModuleNotFoundError as error:
     raise ImportError(f"Serving needs {error.name}: pip install 'keras-preact[serving]'") from error
+
+logger = logging.getLogger("keras_preact.serving")
 
 PROGRAM = "keras-preact serve"
 # Time to close the models and Python after the time to drain.
@@ -103,21 +106,23 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
         try:
             address = stack.enter_context(server.reserved(chosen.host, chosen.port))
         except OSError as error:
-            _cannot_listen(chosen, error.strerror or error)
+            _fail(_cannot_listen(chosen, error.strerror or error))
         prometheus_client.disable_created_metrics()  # they double the series; nothing reads them
         app = create_app(chosen)
         log = logs.configure(app.state.metrics.dropped_lines.inc)
         if chosen.token is None and not ipaddress.ip_address(address[0]).is_loopback:
-            _say(
-                f"Warning: no token is set: everybody who can reach {address[0]} can use this "
-                "server. Set one with --token-file."
+            logger.warning(
+                "no token is set: everybody who can reach %s can use this server. Set one with "
+                "--token-file.",
+                address[0],
             )
-        _say(f"Loading the models of {chosen.directory}.")
+        logger.info("loading the models of %s", chosen.directory)
         try:
             asyncio.run(_serve(app, chosen, address, log))
         except server.NotListening as error:
+            logger.error(_cannot_listen(chosen, error))
             log.finish(1.0)
-            _cannot_listen(chosen, error)
+            raise SystemExit(2) from error
 
 
 async def _serve(
@@ -159,7 +164,7 @@ async def _serve(
             print(f"Serving at {where}: {', '.join(models) or 'no models yet'}", flush=True)
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not stop.is_set():
-        _say(f"{PROGRAM}: error: the HTTP server ended ({serving.exception()}). Start it again.")
+        logger.error("the HTTP server ended (%s). Start it again.", serving.exception())
     _leave(log, 0 if stop.is_set() else 1)
 
 
@@ -171,16 +176,12 @@ def _leave(log: logs.Log, status: int) -> NoReturn:
     os._exit(status)
 
 
-def _cannot_listen(chosen: Settings, reason: object) -> NoReturn:
-    _fail(f"cannot listen on {chosen.host} port {chosen.port}: {reason}")
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+def _cannot_listen(chosen: Settings, reason: object) -> str:
+    return f"cannot listen on {chosen.host} port {chosen.port}: {reason}"
 
 
 def _fail(message: str) -> NoReturn:
-    _say(f"{PROGRAM}: error: {' '.join(message.split())}")
+    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     raise SystemExit(2)
 
 

@@ -6,10 +6,19 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 
-from keras_preact.serving import loading, metrics, open_inference_api, tf_serving_api, webpage
+from keras_preact.serving import (
+    loading,
+    metrics,
+    open_inference_api,
+    tf_serving_api,
+    triton_api,
+    webpage,
+)
 from keras_preact.serving.gate import Admission, Gate
 from keras_preact.serving.metrics import Metrics
+from keras_preact.serving.open_inference_api import HEADER
 from keras_preact.serving.repository import Repository
 from keras_preact.serving.settings import Settings
 
@@ -46,6 +55,7 @@ def create_app(
 
     routes = [
         *tf_serving_api.routes,
+        *triton_api.routes,
         *open_inference_api.routes,
         *metrics.routes,
         *webpage.routes,
@@ -55,6 +65,15 @@ def create_app(
     measured = Metrics()
     # in place of Starlette's own layers, which would do the same a second time
     app.middleware_stack = Gate(app.router, settings, measured)
+    if settings.allowed_origins is not None:
+        # before the gate: a browser asks for permission without the token
+        app.middleware_stack = CORSMiddleware(
+            app.middleware_stack,
+            settings.origins(),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", HEADER, "X-Request-Id"],
+            expose_headers=[HEADER, "X-Model-Version", "X-Request-Id"],
+        )
     load = functools.partial(loading.load, metrics=measured)
     app.state.settings = settings
     app.state.repository = repository or Repository(settings, load)

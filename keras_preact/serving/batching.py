@@ -1,6 +1,7 @@
 """Compute requests that wait for the network in batches, in a thread."""
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from collections import deque
@@ -10,6 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 Outputs = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass
+class Duration:
+    """How often something happened, and the seconds that it took in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
 
 
 class ComputationError(RuntimeError):
@@ -30,6 +43,10 @@ class Batcher:
         together: Whether rows of different requests are computed together.
         observe: Called with the number of rows of every batch and the seconds that it
             took.
+
+    Attributes:
+        computed: The batches that were computed.
+        rows: The rows in them.
     """
 
     def __init__(
@@ -44,6 +61,7 @@ class Batcher:
         self.max_batch_size = max_batch_size
         self._together = together
         self._observe = observe
+        self.computed, self.rows = Duration(), 0
         self._waiting: deque[tuple[np.ndarray, asyncio.Future[Outputs]]] = deque()
         self._worker: asyncio.Task | None = None
         self._began: float | None = None
@@ -123,7 +141,10 @@ class Batcher:
         began = time.monotonic()
         outputs = self._run(images[0] if len(images) == 1 else np.concatenate(images))
         stops = list(itertools.accumulate(map(len, images)))
-        self._observe(stops[-1], time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self._observe(stops[-1], seconds)
+        self.computed.add(seconds)
+        self.rows += stops[-1]
         return [
             {name: output[stop - len(rows) : stop] for name, output in outputs.items()}
             for rows, stop in zip(images, stops, strict=True)

@@ -61,6 +61,7 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
         max_queue=settings.max_queue,
     )
     asyncio.run(_warm_up(servable, version))
+    servable.forget()
     return servable
 
 

@@ -1,4 +1,4 @@
-"""The server's log: one JSON object per line, on stderr."""
+"""The server's log on stderr: one JSON object per line, or plain lines on a terminal."""
 
 import contextlib
 import datetime
@@ -30,11 +30,28 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class TextFormatter(logging.Formatter):
+    """Writes a record as a line for people: the time, the level of a warning or an error,
+    the message, and for a request what was asked and how it was answered.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        text = level + record.getMessage()
+        values = vars(record)
+        if "method" in values:
+            text = "{method} {path}: {status}, {ms:.1f} ms".format_map(values)
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {text}"
+
+
 class Log(logging.Handler):
-    """Writes records as JSON lines in a thread of its own, so that the server never
-    waits for the reader of the log. If `capacity` lines wait, new ones are dropped.
+    """Writes records in a thread of its own, so that the server never waits for the reader
+    of the log. If `capacity` lines wait, new ones are dropped.
 
     Args:
+        formatter: Writes a record as text.
         descriptor: File descriptor to write to.
         capacity: Largest number of waiting lines.
         dropped: Called for each line that is dropped.
@@ -42,12 +59,13 @@ class Log(logging.Handler):
 
     def __init__(
         self,
+        formatter: logging.Formatter,
         descriptor: int = 2,
         capacity: int = 10_000,
         dropped: Callable[[], None] = lambda: None,
     ):
         super().__init__()
-        self.setFormatter(JsonFormatter())
+        self.setFormatter(formatter)
         self._dropped = dropped
         self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(capacity)
@@ -83,7 +101,7 @@ class Log(logging.Handler):
 
 
 def configure(dropped: Callable[[], None]) -> Log:
-    """Send all logging of this process to stderr as JSON lines."""
-    handler = Log(dropped=dropped)
+    """Send all logging of this process to stderr: for people on a terminal, else as JSON."""
+    handler = Log(TextFormatter() if os.isatty(2) else JsonFormatter(), dropped=dropped)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     return handler

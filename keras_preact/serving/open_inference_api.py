@@ -22,6 +22,8 @@ from keras_preact.serving.servable import Servable
 from keras_preact.serving.tensors import DEFAULT_SIGNATURE, MAX_AXES, Call, Signature, TensorSpec
 
 HEADER = "Inference-Header-Content-Length"
+#: Extensions of the protocol that are served, by Triton's names for them.
+EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "statistics"]
 TEXT = "BYTES"
 _LENGTH = struct.Struct("<I")
 #: Largest number of characters of a request's id, which its answer repeats.
@@ -32,10 +34,6 @@ _DATATYPES = (*(f"{u}INT{n}" for u in ("", "U") for n in (8, 16, 32, 64)), "FP16
 
 _NO_MEMORY = "shares no memory with its clients. Send the tensor, or receive it, in the body."
 _NO_STATE = "keeps no state between requests: each is answered alone. Remove the parameter."
-_NO_CLASSES = (
-    "names no classes in an output. Ask for `classes` and `scores`, which the signature "
-    "predict_bytes has, or use POST /v1/models/NAME:classify."
-)
 #: Parameters of the protocol and its extensions, for each part of a request. A type: the parameter
 #: is served. A text: it would change the answer, and why this server refuses it. None: it does not
 #: change the answer, and is ignored.
@@ -53,7 +51,7 @@ PARAMETERS: Mapping[str, Mapping[str, type | str | None]] = {
     },
     "output": {
         "binary_data": bool,
-        "classification": _NO_CLASSES,
+        "classification": int,
         **dict.fromkeys(_SHARED, _NO_MEMORY),
         "content_type": None,
     },
@@ -101,9 +99,7 @@ async def server_metadata(request: Request) -> Response:
         version = importlib.metadata.version("keras-preact")
     except importlib.metadata.PackageNotFoundError:
         version = "unknown"  # run from its source tree
-    return json_response(
-        {"name": "keras-preact", "version": version, "extensions": ["binary_tensor_data"]}
-    )
+    return json_response({"name": "keras-preact", "version": version, "extensions": EXTENSIONS})
 
 
 async def live(request: Request) -> Response:
@@ -151,8 +147,7 @@ async def model_ready(request: Request) -> Response:
 
 def parse(request: Request, body: bytes, servable: Servable) -> Call:
     """Read an infer request: JSON, perhaps followed by the bytes of a binary tensor.
-    The call's `form` holds the names of the wanted outputs, each with whether it is
-    wanted in binary, and the request's own id.
+    The call's `form` holds the wanted outputs by name, and the request's own id.
 
     Raises:
         RequestError: if the body is not an infer request, or fits no signature.
@@ -183,25 +178,42 @@ def parse(request: Request, body: bytes, servable: Servable) -> Call:
         parameters.get("signature_name"), tensor.name, wanted, servable.signatures
     )
     if not wanted:
-        wanted = dict.fromkeys(signature.outputs, parameters.get("binary_data_output", False))
+        binary = parameters.get("binary_data_output", False)
+        wanted = dict.fromkeys(signature.outputs, _Output(binary))
+    for name, output in wanted.items():
+        if output.most and signature.outputs[name].dtype == "string":
+            where = f"outputs.{list(wanted).index(name)}.parameters.classification"
+            raise RequestError(f"`{where}`: it is for numbers. Received: {name}, which has texts")
     servable.check_rows(max(tensor.shape[:1], default=0))
     signature.input.check_shape(tuple(tensor.shape))
     array = _tensor(tensor, memoryview(body)[head:])
     return Call.of(signature, array, (wanted, request_id))
 
 
-def _outputs(outputs: list, by_default: bool) -> dict[str, bool]:
-    """Return the names of the outputs that a request names, each with whether it is
-    wanted in binary.
+@dataclass(frozen=True)
+class _Output:
+    """How a request wants an output: in binary or in JSON, and all of its values, or as many
+    of the largest ones with their classes (`most`).
     """
-    wanted: dict[str, bool] = {}
+
+    binary: bool
+    most: int = 0
+
+
+def _outputs(outputs: list, by_default: bool) -> dict[str, _Output]:
+    """Return the outputs that a request names."""
+    wanted: dict[str, _Output] = {}
     for number, value in enumerate(outputs):
         where = f"outputs.{number}"
         given = tensors.fields(value, ("name", "parameters"), where)
         name = _required(given, "name", str, where)
         if name in wanted:
             raise _refused(f"{where}.name", "must not be the name of another output, too", name)
-        wanted[name] = _parameters(given, "output", where).get("binary_data", by_default)
+        parameters = _parameters(given, "output", where)
+        most = parameters.get("classification", 0)
+        if most < 0:
+            raise _refused(f"{where}.parameters.classification", "must be 0 or more", most)
+        wanted[name] = _Output(parameters.get("binary_data", by_default), most)
     return wanted
 
 
@@ -252,7 +264,10 @@ def _refused(where: str, wanted: str, value: Any) -> RequestError:
 
 
 def _signature(
-    chosen: str | None, name: str, outputs: Mapping[str, bool], signatures: Mapping[str, Signature]
+    chosen: str | None,
+    name: str,
+    outputs: Mapping[str, _Output],
+    signatures: Mapping[str, Signature],
 ) -> Signature:
     """Return the signature with this input and these outputs. If the request chooses no
     signature, the default one is tried first, then the others.
@@ -342,11 +357,11 @@ def infer(servable: Servable, call: Call, outputs: Outputs) -> Response:
         answer["parameters"] = {"warning": call.warning}
     described: list[dict[str, Any]] = []
     tail = []
-    for name, binary in wanted.items():
-        array = outputs[name]
+    for name, output in wanted.items():
+        array = _largest(servable, name, outputs[name], output.most)
         datatype = _datatype(array.dtype.name)
         tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
-        if binary:
+        if output.binary:
             tail.append(to_bytes(array))
             tensor["parameters"] = {"binary_data_size": len(tail[-1])}
         else:
@@ -358,6 +373,27 @@ def infer(servable: Servable, call: Call, outputs: Outputs) -> Response:
     head = as_json(answer)
     headers = {HEADER: str(len(head))}
     return Response(b"".join([head, *tail]), media_type="application/octet-stream", headers=headers)
+
+
+def _largest(servable: Servable, name: str, array: np.ndarray, most: int) -> np.ndarray:
+    """Return the largest values of each example as texts `VALUE:INDEX:CLASS`, as Triton
+    writes them, without a class if the output has no entry for each class. If `most` is 0,
+    return the array.
+    """
+    if not most:
+        return array
+    rows = array.reshape(len(array), -1)
+    is_of_classes = name in servable.signatures[DEFAULT_SIGNATURE].outputs
+    labels = [f":{one}" for one in servable.classes] if is_of_classes else []
+    if rows.shape[1] != len(labels):
+        labels = [""] * rows.shape[1]
+    order = (-rows).argsort(axis=1, kind="stable")[:, :most]
+    texts = [
+        f"{row[i]!s}:{i}{labels[i]}"
+        for row, largest in zip(rows, order, strict=True)
+        for i in largest
+    ]
+    return tensors.texts(texts).reshape(order.shape)
 
 
 def _described(spec: TensorSpec) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,11 +15,27 @@ from typing import Any
 import numpy as np
 
 from keras_preact.export.version import class_scores
-from keras_preact.serving.batching import Batcher
+from keras_preact.serving.batching import Batcher, Duration
 from keras_preact.serving.errors import RequestError, TooBusy, TooLarge
 from keras_preact.serving.tensors import Signature
 
 log = logging.getLogger("keras_preact.serving")
+
+
+@dataclasses.dataclass
+class Statistics:
+    """What a servable has done for its clients.
+
+    Args:
+        success: Requests that were answered.
+        fail: Requests that fit the signature and were not answered.
+        last: Time of the last request, in seconds since 1970; 0 without one.
+    """
+
+    success: Duration = dataclasses.field(default_factory=Duration)
+    fail: Duration = dataclasses.field(default_factory=Duration)
+    last: float = 0.0
+
 
 #: How PNG and JPEG files begin in base64, and a data URL.
 _AS_TEXT = (b"iVBORw0KGgo", b"/9j/", b"data:image/")
@@ -41,6 +58,7 @@ class Servable:
         max_queue: Largest number of images in progress. (If no image is in progress, a
             request of up to a batch is always accepted.)
         in_progress: Images in progress: being decoded or computed, or waiting for it.
+        statistics: What it has done since it was loaded.
     """
 
     name: str
@@ -53,6 +71,7 @@ class Servable:
     decoder: "ImageDecoder | None"
     max_queue: int
     in_progress: int = 0
+    statistics: Statistics = dataclasses.field(default_factory=Statistics)
 
     def check_rows(self, rows: int) -> None:
         """Check the number of examples in a request. Whoever reads one calls it as soon as
@@ -84,6 +103,16 @@ class Servable:
                 finite; the message is for the client.
             ComputationError: if the network failed.
         """
+        began, self.statistics.last = time.perf_counter(), time.time()
+        outcome = self.statistics.fail
+        try:
+            outputs = await self._predict(signature, array)
+            outcome = self.statistics.success
+        finally:
+            outcome.add(time.perf_counter() - began)
+        return outputs
+
+    async def _predict(self, signature: str, array: np.ndarray) -> dict[str, np.ndarray]:
         rows = len(array)
         self.check_rows(rows)
         if self.in_progress and self.in_progress + rows > self.max_queue:
@@ -146,6 +175,11 @@ class Servable:
             "scores": np.take_along_axis(probabilities, indices, axis=1),
             "indices": indices,
         }
+
+    def forget(self) -> None:
+        """Count from now on: what was done before was no client's request."""
+        self.statistics = Statistics()
+        self.batcher.computed, self.batcher.rows = Duration(), 0
 
     async def close(self) -> None:
         """Answer the waiting requests and end all threads. No request may follow."""

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -14,6 +15,9 @@ MIB = 2**20
 TOKEN_VARIABLE = "KERAS_PREACT_TOKEN"
 
 T = TypeVar("T")
+
+#: An origin as browsers send it: in lower case, without a path.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[^/\[\]:@?#\s]+)(:\d+)?")
 
 _Count = Annotated[int, Field(gt=0)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -80,6 +84,11 @@ class Settings:
         "host names that requests may use, separated by commas, or *; default: local names if "
         "--host is local, else any",
     )
+    allowed_origins: str | None = option(
+        None,
+        "origins of web pages that may use this server from a browser, such as "
+        "https://shop.example, separated by commas, or * (default: only its own page)",
+    )
     access_log: Literal["requests", "all", "none"] = option(
         "requests", "what to log: requests, all (probes and scrapes too), or none"
     )
@@ -101,12 +110,29 @@ class Settings:
         reach it under a name of its own (DNS rebinding).
         """
         if self.allowed_hosts is not None:
-            names = {name.strip().lower() for name in self.allowed_hosts.split(",")} - {""}
-            return None if "*" in names else frozenset(names)
+            names = frozenset(_words(self.allowed_hosts))
+            return None if "*" in names else names
         local = {"localhost", "127.0.0.1", "::1"}
         if self.host in local or self.host.startswith("127."):
             return frozenset(local | {self.host})
         return None
+
+    def origins(self) -> list[str]:
+        """Return the origins of web pages that may use the server from a browser; `["*"]`
+        for all.
+        """
+        return _words(self.allowed_origins or "")
+
+    @pydantic.field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, value: str | None) -> str | None:
+        for origin in _words(value or ""):
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    "`allowed_origins` must be origins without a path, such as "
+                    f"https://shop.example or http://localhost:3000, or *. Received: {origin!r}"
+                )
+        return value
 
     @pydantic.field_validator("engine")
     @classmethod
@@ -125,6 +151,11 @@ class Settings:
                 f"Received: max_pending_bytes={self.max_pending_bytes}"
             )
         return self
+
+
+def _words(text: str) -> list[str]:
+    """Return the words between the commas, in lower case."""
+    return [word for word in (part.strip().lower() for part in text.split(",")) if word]
 
 
 def read(kind: type[T], values: Mapping[str, Any]) -> T:

@@ -28,6 +28,8 @@ _COSTS = {b"{": 240, b"[": 80, b",": 52, b'"': 50}
 MAX_VALUES = MAX_VALUE_BYTES // _COSTS[b","]
 #: Largest pixel of any image: that of 16 bits.
 LARGEST = 2**16 - 1
+#: Where image files go in a request of `:classify`.
+_FILES = '{"examples": [{"image_bytes": {"b64": "BASE64"}}]}'
 #: More than any network takes, and fewer than NumPy can have.
 MAX_AXES = 32
 
@@ -195,7 +197,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         hint = ""
         if body.startswith((b"\x89PNG", b"\xff\xd8\xff")):
-            hint = ' An image file goes into {"examples": [{"image_bytes": {"b64": "BASE64"}}]}.'
+            hint = f" An image file goes into {_FILES}."
+        elif b"Content-Disposition: form-data" in body[:1000]:
+            hint = f" It is a form. Send JSON with the image file in base64: {_FILES}."
         raise RequestError(
             f"The body is not JSON according to RFC 8259 (UTF-8, no NaN, no Infinity): {error}."
             + hint

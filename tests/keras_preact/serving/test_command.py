@@ -99,7 +99,6 @@ class Command:
 
         monkeypatch.setattr(command, "create_app", create_app)
         monkeypatch.setattr(command, "print", lambda *_, **__: self.said.set(), raising=False)
-        monkeypatch.setattr(command, "_say", lambda text: None)
         monkeypatch.setattr(command.os, "_exit", leave)
         for name in ("freeze", "set_threshold"):
             monkeypatch.setattr(command.gc, name, lambda *_: None)
@@ -148,7 +147,7 @@ def test_a_signal_while_a_new_version_loads_ends_it_at_once(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("error", [OSError("no more descriptors"), None])
-def test_an_http_server_that_ends_ends_the_process(tmp_path, monkeypatch, error):
+def test_an_http_server_that_ends_ends_the_process(tmp_path, monkeypatch, caplog, error):
     serve = server_module.embed.Server.serve
 
     async def ending(self):
@@ -161,10 +160,8 @@ def test_an_http_server_that_ends_ends_the_process(tmp_path, monkeypatch, error)
 
     one = Command(tmp_path, monkeypatch, fakes.load)
     monkeypatch.setattr(server_module.embed.Server, "serve", ending)
-    said = []
-    monkeypatch.setattr(command, "_say", said.append)
     assert one.main() == 1
-    assert f"error: the HTTP server ended ({error})" in said[-1]
+    assert f"the HTTP server ended ({error})" in caplog.messages[-1]
 
 
 @contextlib.contextmanager
@@ -177,7 +174,7 @@ def listening(port):
 
 
 @pytest.mark.parametrize("when", ["during the load", "after the check"])
-def test_a_port_that_another_program_takes_meanwhile(tmp_path, monkeypatch, capsys, when):
+def test_a_port_that_another_program_takes_meanwhile(tmp_path, monkeypatch, caplog, when):
     """Nobody is told that this server serves there."""
     with contextlib.ExitStack() as stack:
         free_address = server_module.free_address
@@ -196,13 +193,11 @@ def test_a_port_that_another_program_takes_meanwhile(tmp_path, monkeypatch, caps
 
         one = Command(tmp_path, monkeypatch, load)
         monkeypatch.setattr(server_module, "free_address", checked)
-        said = []
-        monkeypatch.setattr(command, "_say", said.append)
         with pytest.raises(SystemExit) as ended:
             command.main(one.arguments)
     assert ended.value.code == 2
     assert not one.said.is_set()
-    assert "cannot listen on 127.0.0.1 port 0: " in said[-1]
+    assert "cannot listen on 127.0.0.1 port 0: " in caplog.messages[-1]
 
 
 def test_a_reserved_port_is_not_free_for_others():

@@ -67,9 +67,12 @@ BAD_JSON = [
 ]
 LOGITS = {"name": "logits"}
 TEXTS = {"name": "image_bytes", "datatype": "BYTES"}
+CLASSES_OF_TEXTS = {"name": "classes", "parameters": {"classification": 1}}
+FORM = b"--x\r\nContent-Disposition: form-data; name=image\r\n\r\n\x89PNG\r\n--x--\r\n"
 MISTAKES = [
     *((path, body, "") for path in (PREDICT, CLASSIFY, INFER) for body in BAD_JSON),
     (PREDICT, b"\x89PNG\r\n\x1a\n123", "An image file goes into"),
+    *((path, FORM, "It is a form. Send JSON.*base64") for path in (PREDICT, CLASSIFY, INFER)),
     (PREDICT, {}, "either `instances`"),
     (PREDICT, {"instances": [ROW], "inputs": [ROW]}, "either `instances`"),
     (PREDICT, {"instances": []}, "at least one row"),
@@ -167,10 +170,19 @@ NOT_SERVED = [
             tensor() | {"outputs": [LOGITS | {"parameters": {name: value}}]},
         )
     ),
+    *(
+        (
+            INFER,
+            tensor() | {"outputs": [LOGITS | {"parameters": {"classification": value}}]},
+            f"`outputs.0.parameters.classification`: .* Received: {value}",
+        )
+        for value in (-1, 1.5)
+    ),
     (
         INFER,
-        tensor() | {"outputs": [LOGITS | {"parameters": {"classification": 3}}]},
-        "`outputs.0.parameters.classification`: .*POST /v1/models/NAME:classify. Received: 3",
+        {"inputs": [TEXTS | {"shape": [1], "data": ["1"]}]}
+        | {"outputs": [{"name": "scores"}, CLASSES_OF_TEXTS]},
+        "`outputs.1.parameters.classification`: .*numbers. Received: classes",
     ),
 ]
 MISTAKES += NOT_SERVED

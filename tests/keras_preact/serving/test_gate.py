@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import socket
+import subprocess
+import sys
 
 import pytest
 from prometheus_client import parser
@@ -69,6 +71,31 @@ def test_the_log_has_a_line_of_json_for_each_request(server, caplog):
     assert two.items() >= about.items()
 
 
+def test_a_terminal_shows_lines_for_people(server, caplog):
+    caplog.set_level(logging.INFO, LOGGER)
+    server.ask("POST", PREDICT, INSTANCES)
+    [record] = wait_for(lambda: caplog.records)
+    line = logs.TextFormatter().format(record)
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d POST {PREDICT}: 200, \d+\.\d ms", line)
+    warning = logging.LogRecord(LOGGER, logging.WARNING, "", 0, "%s is gone", ("toy",), None)
+    assert logs.TextFormatter().format(warning).endswith(" warning: toy is gone")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_log_is_for_people_only_on_a_terminal(is_terminal):
+    reading, writing = os.openpty() if is_terminal else os.pipe()
+    code = (
+        "import logging; from keras_preact.serving import logs; log = logs.configure(print); "
+        "logging.warning('it rains'); log.finish(60)"
+    )
+    subprocess.run([sys.executable, "-c", code], stderr=writing, check=True)
+    line = os.read(reading, 10_000).decode().splitlines()[-1]  # after those of TensorFlow
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    assert ("warning: it rains" in line) == is_terminal
+    assert line.startswith("{") != is_terminal
+
+
 LOCAL: dict[str, str] = {}
 NAMED = {"allowed_hosts": "A.example, b.example"}
 
@@ -99,6 +126,42 @@ def test_a_local_server_is_reached_under_no_other_name(options, host, status):
         received = f"Received: {shortened(host.partition(':')[0])!r}. "
         assert f"{received}Start it with --allowed-hosts" in answer.json["error"]
         assert len(answer.body) < 300
+
+
+SHOP = "https://shop.example"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "answered"),
+    [
+        (None, SHOP, None),
+        ("https://Shop.example, http://localhost:3000", SHOP, SHOP),
+        (SHOP, "https://evil.example", None),
+        (SHOP, "https://shop.example.evil", None),
+        ("*", SHOP, "*"),
+    ],
+)
+def test_pages_of_allowed_origins_may_use_the_server(allowed, origin, answered):
+    """A browser first asks for permission, without the token, and then sends the request."""
+    sent = {"Origin": origin, "Authorization": f"Bearer {TOKEN}"}
+    asked = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    with fakes.serving(allowed_origins=allowed, token=TOKEN) as server:
+        permission = server.ask("OPTIONS", PREDICT, headers=asked)
+        answer = server.ask("POST", PREDICT, INSTANCES, sent)
+        refusal = server.ask("POST", PREDICT, {}, sent)
+        stranger = server.ask("POST", PREDICT, INSTANCES, {"Origin": origin})
+    assert (permission.status == 200) == (answered is not None)
+    assert [one.status for one in (answer, refusal, stranger)] == [200, 400, 401]
+    for one in (permission, answer, refusal, stranger):  # a page must be able to read errors
+        assert one.headers["Access-Control-Allow-Origin"] == answered
+    if answered:
+        named = permission.headers["Access-Control-Allow-Headers"].lower()
+        assert "authorization" in named
+        assert "x-model-version" in answer.headers["Access-Control-Expose-Headers"].lower()
 
 
 ANY = {"allowed_hosts": "*"}
@@ -149,7 +212,7 @@ def test_a_log_that_nobody_reads_holds_nobody_up():
             os.write(writing, b"{}\n")
     os.set_blocking(writing, True)
     dropped = []
-    log = logs.Log(writing, capacity=50, dropped=lambda: dropped.append(1))
+    log = logs.Log(logs.JsonFormatter(), writing, capacity=50, dropped=lambda: dropped.append(1))
     try:
         for i in range(500):
             log.handle(logging.makeLogRecord({"levelname": "INFO", "msg": f"line {i} " + "." * 90}))

@@ -131,8 +131,32 @@ def test_images_as_bytes(server, tensor, tail):
         assert outputs["indices"].tolist() == [[1, 0], [0, 1]]
 
 
+@pytest.mark.parametrize(
+    ("name", "most", "expected"),
+    [
+        ("logits", 1, [["1.5:1:dog"], ["5.5:1:dog"]]),
+        (
+            "logits",
+            9,
+            [
+                ["1.5:1:dog", "0.0:0:cat", "0.0:2:émeu"],
+                ["5.5:1:dog", "1.0:0:cat", "0.0:2:émeu"],
+            ],
+        ),
+        ("features", 2, [["0.75:3", "0.5:2"], ["1.75:3", "1.5:2"]]),  # are of no classes
+    ],
+)
+@pytest.mark.parametrize("binary", [False, True])
+def test_the_largest_values_with_their_classes(server, name, most, expected, binary):
+    parameters = {"classification": most, "binary_data": binary}
+    document = {"inputs": [TENSOR], "outputs": [{"name": name, "parameters": parameters}]}
+    [tensor] = outputs_of(server.ask("POST", INFER, document)).values()
+    assert tensor.tolist() == expected
+
+
 def test_metadata_and_health(server):
-    assert server.ask("GET", "/v2").json["extensions"] == ["binary_tensor_data"]
+    extensions = server.ask("GET", "/v2").json["extensions"]
+    assert {"binary_tensor_data", "classification"} <= {*extensions}
     assert server.ask("GET", "/v2/health/live").json == {"live": True}
     assert server.ask("GET", "/v2/health/ready").json == {"ready": True}
     about = server.ask("GET", "/v2/models/toy").json
