@@ -62,6 +62,31 @@ def _jpeg_size(file, name):
     return tf.image.extract_jpeg_shape(file, output_type=tf.int64)[:2]
 
 
+def _webp_size(file, name):
+    """Return the height and width of a WebP, int64 (2,), or refuse it. They are 0 if it
+    begins with none of the three chunks that may be the first one.
+    """
+    import tensorflow as tf
+
+    start = _start(file)
+
+    def number(place: int, length: int):
+        return sum(start[place + i] * 256**i for i in range(length))
+
+    bits = number(21, 4)
+    sides = {
+        b"VP8 ": (number(28, 2) % 2**14, number(26, 2) % 2**14),
+        b"VP8L": (bits // 2**14 % 2**14 + 1, bits % 2**14 + 1),
+        b"VP8X": (number(27, 3) + 1, number(24, 3) + 1),
+    }
+    size = sum(
+        tf.stack(each) * tf.cast(_has(start, 12, mark), tf.int64) for mark, each in sides.items()
+    )
+    # with a free number of channels, TensorFlow decodes an animation beyond its memory
+    is_animated = _has(start, 12, b"VP8X") & (start[20] & 2 > 0)
+    return ensure(~is_animated, size, name, " is an animated WebP")
+
+
 def _count(file, mark: bytes, most: int):
     """Return how often `mark` is in a file, at most `most` + 1."""
     import tensorflow as tf
@@ -78,12 +103,12 @@ def decoder(
     """Return the function from image files to the pixels that an evaluation would use.
 
     It takes a string tensor `(n,)` with one file per entry, and returns pixels from 0
-    to 255, float32 `(n, height, width, channels)`. The files are PNG or JPEG and are
-    read as in training: only the upper 8 of 16 bits per channel count, and transparency
-    is dropped. The orientation in a photograph's EXIF data is not applied. When it
-    runs, the function raises an InvalidArgumentError for no image, a file of another
-    type, an image of no pixels or more than `max_pixels`, a damaged or incomplete file,
-    and a JPEG in CMYK for 1 channel.
+    to 255, float32 `(n, height, width, channels)`. The files are PNG, JPEG or WebP and
+    are read as in training: only the upper 8 of 16 bits per channel count, and
+    transparency is dropped. The orientation in a photograph's EXIF data is not applied.
+    When it runs, the function raises an InvalidArgumentError for no image, a file of
+    another type, an animation, an image of no pixels or more than `max_pixels`, a
+    damaged or incomplete file, and a JPEG in CMYK for 1 channel.
 
     Args:
         size: Height and width of the result.
@@ -98,7 +123,11 @@ def decoder(
         number, file = numbered
         name = tf.strings.join(["image ", tf.strings.as_string(number)])
         file = _checked(file, name, max_pixels)
-        pixels = tf.io.decode_image(file, channels=channels, expand_animations=False)
+        pixels = tf.cond(
+            _is_webp(file),
+            lambda: _decode_webp(file, channels),
+            lambda: tf.io.decode_image(file, channels=channels, expand_animations=False),
+        )
         return resize_image(tf.ensure_shape(pixels, [None, None, channels]), preprocessing, size)
 
     def decode(image_bytes):
@@ -116,13 +145,50 @@ def decoder(
     return decode
 
 
+def _is_webp(file):
+    start = _start(file)
+    return _has(start, 0, b"RIFF") & _has(start, 8, b"WEBP")
+
+
+def _start(file):
+    """Return the first 30 bytes of a file, int64 (30,), followed by zeros if it is shorter."""
+    import tensorflow as tf
+
+    start = tf.strings.substr(file, 0, 30)
+    return tf.cast(tf.io.decode_raw(start, tf.uint8, fixed_length=30), tf.int64)
+
+
+def _has(start, place: int, mark: bytes):
+    import tensorflow as tf
+
+    return tf.reduce_all(start[place : place + len(mark)] == list(mark))
+
+
+def _decode_webp(file, channels: int):
+    """Return the pixels of a WebP. TensorFlow decodes it to colours, with transparency if it
+    has that.
+    """
+    import tensorflow as tf
+
+    pixels = tf.io.decode_image(file, expand_animations=False)
+    pixels = tf.ensure_shape(pixels[..., :3], [None, None, 3])
+    return tf.image.rgb_to_grayscale(pixels) if channels == 1 else pixels
+
+
 def _checked(file, name, max_pixels: int):
     """Return a file, or refuse it because of its header."""
     import tensorflow as tf
 
     is_png, is_jpeg = (tf.strings.substr(file, 0, len(start)) == start for start in (PNG, JPEG))
-    file = ensure(is_png | is_jpeg, file, name, " is no PNG or JPEG")
-    size = tf.cond(is_png, lambda: _png_size(file, name), lambda: _jpeg_size(file, name))
+    is_webp = _is_webp(file)
+    file = ensure(is_png | is_jpeg | is_webp, file, name, " is no PNG, JPEG or WebP")
+    size = tf.case(
+        [
+            (is_png, lambda: _png_size(file, name)),
+            (is_webp, lambda: _webp_size(file, name)),
+        ],
+        lambda: _jpeg_size(file, name),
+    )
     height, width = tf.unstack(tf.ensure_shape(size, [2]))
     sides = (tf.strings.as_string(width), " x ", tf.strings.as_string(height))
     words = [name, " is ", *sides, " pixels"]

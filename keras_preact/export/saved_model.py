@@ -54,7 +54,7 @@ def save(
       to 255 if the model has its `preprocessing` layer. The card has the `range`,
       `mean` and `std` that the network expects.
     - `features`: from `images` to `features`, `(batch, width)`, the classifier's input.
-    - `predict_bytes`: from `image_bytes`, PNG or JPEG files as strings, to `classes`
+    - `predict_bytes`: from `image_bytes`, PNG, JPEG or WebP files as strings, to `classes`
       (names), `scores` and `indices` of the most probable classes, `(batch, top_k)`.
       The files are decoded, resized as `preprocessing` says, and normalised. The
       signature exists only for images of 1 or 3 channels, and only if the size and the

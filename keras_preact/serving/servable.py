@@ -21,6 +21,9 @@ from keras_preact.serving.tensors import Signature
 
 log = logging.getLogger("keras_preact.serving")
 
+#: How PNG, JPEG and WebP files begin in base64, and a data URL.
+_AS_TEXT = (b"iVBORw0KGgo", b"/9j/", b"UklGR", b"data:image/")
+
 
 @dataclasses.dataclass
 class Statistics:
@@ -35,10 +38,6 @@ class Statistics:
     success: Duration = dataclasses.field(default_factory=Duration)
     fail: Duration = dataclasses.field(default_factory=Duration)
     last: float = 0.0
-
-
-#: How PNG and JPEG files begin in base64, and a data URL.
-_AS_TEXT = (b"iVBORw0KGgo", b"/9j/", b"data:image/")
 
 
 @dataclasses.dataclass(eq=False)
@@ -237,7 +236,7 @@ def _translated(error: BaseException, image: str, file: bytes) -> BaseException:
         return error
     sentence = re.search("<<(.*?)>>", error.message, re.DOTALL)
     if sentence is None:
-        return RequestError(f"{image} is damaged or cut off. Send a whole PNG or JPEG file.")
+        return RequestError(f"{image} is damaged or cut off. Send a whole PNG, JPEG or WebP file.")
     # The function gets one image at a time, which it calls image 0.
     text = sentence[1].replace("image 0", image, 1)
     if file.startswith(_AS_TEXT):

@@ -196,7 +196,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         hint = ""
-        if body.startswith((b"\x89PNG", b"\xff\xd8\xff")):
+        if body.startswith((b"\x89PNG", b"\xff\xd8\xff", b"RIFF")):
             hint = f" An image file goes into {_FILES}."
         elif b"Content-Disposition: form-data" in body[:1000]:
             hint = f" It is a form. Send JSON with the image file in base64: {_FILES}."

@@ -35,7 +35,7 @@ def predict(
 
     Args:
         model: Directory of an exported model, saved_models/NAME.
-        images: Image files: PNG or JPEG.
+        images: Image files: PNG, JPEG or WebP.
         top: Number of classes to print per image.
         version: Version of the model. If not given: the highest.
     """
@@ -119,7 +119,7 @@ def changes(
 
     Args:
         images: Paths of the images.
-        files: Their contents, PNG or JPEG.
+        files: Their contents, PNG, JPEG or WebP.
         inputs: What `decode` returned for them.
         crops: Whether the model scales and crops images, as in its training.
     """

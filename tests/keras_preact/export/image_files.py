@@ -97,6 +97,11 @@ def served() -> dict[str, bytes]:
         "jpeg cmyk": encode(image.convert("CMYK"), "JPEG"),
         "jpeg turned": encode(colour, "JPEG", exif=turned),
         "jpeg of several": encode(image, "MPO", **two),
+        "webp lossy": encode(colour, "WEBP"),
+        "webp lossless": encode(colour, "WEBP", lossless=True),
+        "webp lossy alpha": encode(rgba, "WEBP"),
+        "webp lossless alpha": encode(rgba, "WEBP", lossless=True),
+        "webp lossless profile": encode(rgba, "WEBP", lossless=True, icc_profile=b"profile"),
     }
 
 
@@ -125,11 +130,6 @@ def not_served() -> dict[str, bytes]:
         "bmp 32 bits": encode(rgba, "BMP"),
         "bmp 32 bits bgrx": bmp(32, rgba.tobytes(), 3, bgrx),
         "bmp 32 bits xbgr": bmp(32, rgba.tobytes(), 3, xbgr),
-        "webp lossy": encode(colour, "WEBP"),
-        "webp lossless": encode(colour, "WEBP", lossless=True),
-        "webp lossy alpha": encode(rgba, "WEBP"),
-        "webp lossless alpha": encode(rgba, "WEBP", lossless=True),
-        "webp lossless profile": encode(rgba, "WEBP", lossless=True, icc_profile=b"profile"),
         "webp animated": encode(image, "WEBP", **two),
         "webp animated alpha": encode(clear, "WEBP", save_all=True, append_images=[other]),
     }

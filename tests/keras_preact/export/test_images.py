@@ -64,9 +64,12 @@ def test_as_pillow_decodes(kind):
 class TestRefused:
     def test_what_is_no_image(self):
         junk = [b"", b"G", bytes(100), b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"BM" + bytes(60)]
-        junk += files.not_served().values()
+        junk += [b"RIFF", b"RIFF1234WEBP"[:11]]
         for each in junk:
-            assert error(GOOD, each) == "image 1 is no PNG or JPEG"
+            assert error(GOOD, each) == "image 1 is no PNG, JPEG or WebP"
+        for kind, each in files.not_served().items():
+            reason = "an animated WebP" if "webp" in kind else "no PNG, JPEG or WebP"
+            assert error(GOOD, each) == f"image 1 is {reason}"
         assert error() == "image_bytes holds no image"
         assert "not ours" in error(KINDS["jpeg cmyk"], channels=1)
 
@@ -79,7 +82,8 @@ class TestRefused:
 
     def test_sizes_at_the_limit(self):
         message = "image 0 is 20 x 12 pixels; at most 239 pixels are decoded"
-        for kind in ("png rgb", "jpeg rgb"):
+        # the three forms of WebP
+        for kind in ("png rgb", "jpeg rgb", "webp lossy", "webp lossless", "webp lossy alpha"):
             assert error(KINDS[kind], max_pixels=239) == message
             assert decode(KINDS[kind], max_pixels=240).shape == (1, 12, 20, 3)
 
@@ -87,6 +91,16 @@ class TestRefused:
         size = 2**31 - 1
         message = f"image 1 is {size} x {size} pixels; at most 50000000 pixels are decoded"
         assert error(GOOD, files.png(size, size, 8, 2, b"")) == message
+
+    @pytest.mark.parametrize("place", [24, 27])
+    def test_a_webp_whose_size_is_another_than_that_of_its_pixels(self, place):
+        """A small size in the first header does not get a large image past the limit."""
+        data = bytearray(KINDS["webp lossy alpha"])
+        assert data[12:16] == b"VP8X"
+        data[place] = 0
+        assert "not ours" in error(bytes(data), max_pixels=239)
+        no_chunk = b"RIFF" + struct.pack("<I", 22) + b"WEBPALPH" + bytes(14)
+        assert error(no_chunk) == "image 0 is 0 x 0 pixels"
 
     def test_large_images_before_they_are_decoded(self, monkeypatch):
         """A few KB can hold any size: what is refused takes no memory."""

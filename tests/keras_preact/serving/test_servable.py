@@ -103,7 +103,7 @@ def test_a_file_that_is_no_image_is_named_and_spoils_nobodys_batch(kind, servabl
     assert type(error) is RequestError
     assert "image 1" in error.message
     assert (f"{SIDE} x {SIDE} pixels" in error.message) == ("huge" in kind)
-    cut_off = error.message.endswith("is damaged or cut off. Send a whole PNG or JPEG file.")
+    cut_off = error.message.endswith("is damaged or cut off. Send a whole PNG, JPEG or WebP file.")
     assert cut_off == (kind in DAMAGED)
     for word in ("Traceback", "tensorflow", "node ", "{{", 'File "', "/tmp"):
         assert word not in error.message

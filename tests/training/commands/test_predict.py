@@ -177,7 +177,7 @@ def test_errors(models, images, tmp_path, capsys):
         ((models / "without files", image), "does not take image files"),
         ((gray, image, "--top", 0), "must be positive"),
         ((gray, image, images / "right.txt"), "right.txt: No such file"),
-        ((gray, image, images / "text.png"), "text.png: it is no PNG or JPEG."),
+        ((gray, image, images / "text.png"), "text.png: it is no PNG, JPEG or WebP."),
         ((gray, image, images / "large.png"), "large.png: it is 200 x 6 pixels; at most 1000"),
         ((gray, image, images / "half.png"), "half.png: it is damaged."),
         ((damaged, image), "model_card.json cannot be read: KeyError('classes')"),
