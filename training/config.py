@@ -143,8 +143,8 @@ class Data:
     """digits, cifar10, cifar100, imagenet2012, tfds:NAME, hf:NAME (Hugging Face); fake (random);
     yours: folder, npz, or MODULE:FUNCTION, which returns (x_train, y_train), (x_test, y_test)."""
     dir: Path | None = None
-    """Folder with train/CLASS/IMAGE and test/CLASS/IMAGE; .npz file; data dir of TFDS; cache of
-    Hugging Face."""
+    """Folder with train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE; .npz file; data dir of
+    TFDS; cache of Hugging Face."""
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
     """Random changes: pad, crop and flip (CIFAR), or resized crops (ImageNet)."""
     size: int | None = None
@@ -164,12 +164,15 @@ class Data:
     """Alpha of CutMix, such as 1; 0: none. With mixup, each batch uses one of them at random."""
     holdout: float = 0
     """Training images to hold out, a number or share. They choose the best checkpoint."""
+    test: float = 0
+    """For a folder without test or val: share of the images of each class for the test, such as
+    0.2. They are the same in every run, whatever its seed."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: weigh images by the rarity of their class, also in the training accuracy."""
     watch_test: bool = False
     """Without held-out images: measure the test images after every epoch."""
     skip_broken: bool = False
-    """For folder: decode every image at the start, and leave out the broken ones."""
+    """For folder: decode every image at the start, and leave out and list the broken ones."""
     on_device: bool = False
     """Keep the training images on the device, for pad_crop_flip or none. Needs one device."""
 

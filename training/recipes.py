@@ -146,10 +146,11 @@ def imagenet() -> Config:
 
 
 def folder() -> Config:
-    """Your images in --data.dir, as train/CLASS/IMAGE and test/CLASS/IMAGE: ResNet-18.
+    """Your images in --data.dir, as CLASS/IMAGE with --data.test 0.2: ResNet-18.
 
-    It is for a GPU: images have 224 x 224 pixels. No accuracy was measured with this
-    recipe: it depends on the images.
+    Or as train/CLASS/IMAGE and test/CLASS/IMAGE, without --data.test. It is for a GPU:
+    images have 224 x 224 pixels. No accuracy was measured with this recipe: it depends on
+    the images.
     """
     return Config(
         model=Model("imagenet_resnet18_preact", dtype="auto"),

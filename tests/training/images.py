@@ -9,7 +9,7 @@ from PIL import Image
 
 from keras_preact.preprocessing import Preprocessing
 from training.data.image_data import ImageData
-from training.data.readers import Arrays
+from training.data.readers import Arrays, Reader
 
 
 def in_memory(images: np.ndarray, labels=None, classes: int = 2) -> ImageData:
@@ -29,6 +29,12 @@ def numbered(count: int, size: int = 4) -> ImageData:
     return in_memory(
         np.tile(np.arange(count, dtype="uint8")[:, None, None, None], (1, size, size, 3))
     )
+
+
+def arrays(split: Reader) -> tuple[np.ndarray, np.ndarray]:
+    """Return all images and labels of a split whose images have one size."""
+    rows = list(split.open().as_numpy_iterator())
+    return np.stack([image for image, _ in rows]), np.array([label for _, label in rows])
 
 
 def batches(

@@ -15,7 +15,11 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-def some(names: Sequence[str], most: int = 10) -> str:
+#: Names that a sentence lists.
+NAMED = 10
+
+
+def some(names: Sequence[str], most: int = NAMED) -> str:
     """Return the first names in words: `a, b and 90 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from keras_preact.preprocessing import Preprocessing
 
 from ..config import Data
 from ..errors import UserError
-from . import folders
+from . import broken
 from .pixels import mean_and_std
 from .readers import LABELS, Arrays, Files, Reader
 
@@ -37,7 +38,9 @@ class ImageData:
         train, test: The splits.
         holdout: Training images set aside, if any; they are not in `train`.
         measured: Whether mean and std are measured on the training split.
-        notes: What a person should know about the images, in sentences.
+        notes: Warnings about the images, in sentences.
+        origins: Where the splits come from, if a person may not expect it, in sentences.
+        broken: Image files that were left out, with their faults.
     """
 
     name: str
@@ -50,33 +53,37 @@ class ImageData:
     holdout: Reader | None = None
     measured: bool = True
     notes: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    broken: Mapping[Path, str] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
         """Check all splits as far as possible before an image is decoded, not each one when
         it is used.
 
         Raises:
-            UserError: for a broken image.
+            UserError: for broken images, as `name_broken_images` does.
         """
-        for split in (self.train, self.holdout, self.test):
-            if split is not None:
-                split.check()
+        with self.name_broken_images():
+            for split in (self.train, self.holdout, self.test):
+                if split is not None:
+                    split.check()
 
     @contextlib.contextmanager
     def name_broken_images(self) -> Iterator[None]:
-        """Name the broken image files if one cannot be decoded inside this block.
+        """Find all broken image files if one is found inside this block: all headers are
+        read and all images decoded.
 
-        They are not checked before that: decoding a large folder takes long.
+        That is not done before, because decoding a large folder takes long.
 
         Raises:
             UserError: with the number of broken files and the first of them.
         """
         try:
             yield
-        except tf.errors.InvalidArgumentError:
+        except (tf.errors.InvalidArgumentError, broken.BrokenImages):
             splits = (self.train, self.holdout, self.test)
-            folders.check_decodable(
-                path for split in splits if isinstance(split, Files) for path in split.paths
+            broken.check(
+                [path for split in splits if isinstance(split, Files) for path in split.paths]
             )
             raise
 
@@ -92,11 +99,16 @@ class ImageData:
         return dataclasses.replace(self.standard, mean=mean, std=std)
 
     @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """Number of training images of each class."""
+        return np.bincount(self.train.all_labels(), minlength=len(self.classes))
+
+    @functools.cached_property
     def class_weights(self) -> dict[int, float]:
         """Weight of each class number with which all classes count alike. The mean weight
         of the training images is 1.
         """
-        counts = np.bincount(self.train.all_labels(), minlength=len(self.classes))
+        counts = self.counts
         weights = self.train.size / (np.count_nonzero(counts) * np.maximum(counts, 1))
         return dict(enumerate(weights.tolist()))
 

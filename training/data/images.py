@@ -41,7 +41,8 @@ def evaluation_batches(
         ValueError: for `rows` without an image.
     """
     numbered = numbers(rows, batch_size)
-    examples = split.open(keep(numbered, batch_size))
+    with data.name_broken_images():
+        examples = split.open(keep(numbered, batch_size))
     if size not in (None, data.size):
         examples = examples.map(
             lambda image, label: (resize_and_center(image, data, size), label),

@@ -42,6 +42,8 @@ class Reader:
     size: int
     #: Whether `fetch` returns encoded images.
     encoded: bool
+    #: Whether `all_labels` is fast: no image is read for it.
+    knows_labels = False
 
     @functools.cached_property
     def hash(self) -> str:
@@ -121,6 +123,7 @@ class Arrays(Reader):
     """
 
     encoded = False
+    knows_labels = True
 
     def __init__(self, images: np.ndarray, labels: np.ndarray):
         self.images, self.labels = images, np.asarray(labels, LABELS)
@@ -129,6 +132,9 @@ class Arrays(Reader):
     @functools.cached_property
     def hash(self):
         return _hash(f"{self.size} {self.images.shape}", self.images, self.labels)
+
+    def all_labels(self):
+        return np.resize(self.labels, self.size)  # those of a few images repeat, as in `Fake`
 
     @functools.cached_property
     def _tensors(self):
@@ -162,6 +168,7 @@ class Encoded(Reader):
     """
 
     encoded = True
+    knows_labels = True
 
     def __init__(self, labels: Sequence[int], shape: tuple[int | None, int | None, int]):
         self.labels, self.shape = labels, shape
@@ -207,6 +214,7 @@ class Files(Encoded):
     Args:
         paths: Paths of the images.
         labels: Integers, one per image.
+        folder: Folder that the images are in. The hash has their paths inside it.
         check: Called with the paths before the first image is read. It takes minutes for a
             million files, of which a command may need few.
     """
@@ -215,10 +223,12 @@ class Files(Encoded):
         self,
         paths: list[Path],
         labels: list[int],
+        folder: Path,
         check: Callable[[list[Path]], object] = lambda paths: None,
     ):
         super().__init__(labels, (None, None, 3))
         self.paths = paths
+        self._folder = folder
         self._check = check
 
     def check(self):
@@ -236,7 +246,10 @@ class Files(Encoded):
     @functools.cached_property
     def hash(self):
         self.check()
-        names = (f"{'/'.join(path.parts[-2:])} {path.stat().st_size}" for path in self.paths)
+        names = (
+            f"{path.relative_to(self._folder).as_posix()} {path.stat().st_size}"
+            for path in self.paths
+        )
         some = self.paths[:: -(-self.size // HASHED)]
         return _hash(*names, *(path.read_bytes() for path in some))
 

@@ -2,7 +2,6 @@
 a file of arrays, a function, a random batch.
 """
 
-import itertools
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +13,10 @@ from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
 from .. import functions
 from ..config import HUGGING_FACE, TFDS, Data
-from ..errors import UserError, check_utf8, nearest, reading
+from ..errors import UserError, nearest, reading
 from . import folders, hugging_face
 from .image_data import ImageData, as_it_is, held_out, held_out_mask
-from .readers import Arrays, Fake, Files, Records
+from .readers import Arrays, Fake, Records
 
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64
@@ -204,56 +203,6 @@ def _in_memory(
     )
 
 
-def _folder(data: Data) -> ImageData:
-    if data.dir is None or not data.dir.is_dir():
-        raise UserError(
-            "--data.dir must name an existing folder with train/CLASS/IMAGE and test/CLASS/IMAGE. "
-            f"Received: {data.dir}"
-        )
-    notes: list[str] = []
-    train, test = (
-        folders.images(data.dir / split, data.skip_broken, notes.append)
-        for split in ("train", "test")
-    )
-    classes = sorted({path.parent.name for path in train})
-    for name in classes:
-        check_utf8(name, f"The name of a class in {data.dir}")
-    unknown = sorted({path.parent.name for path in test} - set(classes))
-    if unknown:
-        raise UserError(
-            f"{data.dir} has test images of a class without training images: "
-            f"{', '.join(unknown)}. Add some to {data.dir / 'train' / unknown[0]}, or remove "
-            f"{data.dir / 'test' / unknown[0]}."
-        )
-    if len(classes) == 1:
-        raise UserError(
-            f"{data.dir} has one class, {classes[0]}; a classifier needs two or more. Make a "
-            f"folder for each class in {data.dir / 'train'} and {data.dir / 'test'}."
-        )
-
-    numbers = {name: i for i, name in enumerate(classes)}
-
-    def labels(paths: list[Path]) -> list[int]:
-        return [numbers[path.parent.name] for path in paths]
-
-    def files(paths: list[Path]) -> Files:
-        check = [] if data.skip_broken else [folders.check_headers]
-        return Files(paths, labels(paths), *check)
-
-    held = held_out_mask(data, np.array(labels(train)))
-    return ImageData(
-        name="folder",
-        classes=tuple(classes),
-        channels=3,
-        size=None,
-        standard=PREPROCESSING["imagenet"],
-        train=files(list(itertools.compress(train, ~held))),
-        test=files(test),
-        holdout=files(list(itertools.compress(train, held))) if held.any() else None,
-        notes=tuple(notes),
-    )
-
-
 def _fake(data: Data) -> ImageData:
     """`FAKE_IMAGES` random images that repeat: to measure a network with an input that
     takes no time.
@@ -310,7 +259,7 @@ SOURCES: Mapping[str, Callable[[Data], ImageData]] = {
     "cifar10": _tfds,
     "cifar100": _tfds,
     "imagenet2012": _tfds,
-    "folder": _folder,
+    "folder": folders.load,
     "npz": _npz,
     "fake": _fake,
 }

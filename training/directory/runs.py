@@ -19,6 +19,8 @@ from ..errors import UserError, check_utf8, command, reading, writing
 #: File of a run directory that names the process that trains in it. The file stays; its lock ends
 #: with the process.
 LOCK = ".lock"
+#: File of a run directory that lists image files that `--data.skip-broken` left out.
+BROKEN = "broken.txt"
 
 
 def new_directory(output: Path | None, recipe: str) -> Path:

@@ -46,6 +46,7 @@ def _check_model(model: Model) -> None:
             )
     with checking():
         kp.model_entry(model.name)
+    model.overrides()
 
 
 def _check_finetuning(model: Model) -> None:
@@ -63,9 +64,12 @@ def _check_finetuning(model: Model) -> None:
 
 
 def _check_data(config: Config) -> None:
-    from ..data import pipelines
+    from ..data import folders, pipelines
 
     data = config.data
+    if data.test and data.name != "folder":
+        raise UserError(f"--data.test is for --data.name folder. Received: --data.name {data.name}")
+    folders.check_share(data)
     pipelines.check_options(data.augmentation, data.border, data.flip)
     if data.class_weights != "none" and (data.mixup or data.cutmix):
         raise UserError(

@@ -15,10 +15,10 @@ import keras_preact as kp
 from keras_preact.graph import Graph, Step
 
 from .. import backends
-from ..cli.terminal import duration, some
+from ..cli.terminal import duration
 from ..config import Data
 from ..directory import models
-from . import plans
+from . import messages, plans
 from .run import Run
 
 #: Shares of a run at which its learning rate is printed.
@@ -112,10 +112,10 @@ def describe(run: Run, executions: Sequence[float]) -> str:
             f"about {_short(6 * products * batch)} per update"
         ),
         "Data": (
-            f"{data.name}: {images}; {len(data.classes)} classes ({some(data.classes)}); "
-            f"{run.size} x {run.size} pixels, "
-            f"{data.channels} channel{'s' * (data.channels > 1)}"
+            f"{data.name}: {images}; {len(data.classes):,} classes; {run.size} x {run.size} "
+            f"pixels, {data.channels} channel{'s' * (data.channels > 1)}"
         ),
+        "Classes": "; ".join(line.removesuffix(".") for line in messages.about_images(run)),
         "Augmentation": _augmentation(config.data),
         "Updates": (
             f"{plan.iterations:,} with {batch:,} images each{division}: "

@@ -59,6 +59,7 @@ LIMITS: Mapping[str, Limit] = {
         "0, a share below 1, or a whole number of images",
         lambda value: 0 <= value < 1 or (1 <= value < math.inf and value == int(value)),
     ),
+    "data.test": SHARE,
     "optimizer.learning-rate": POSITIVE,
     "optimizer.momentum": SHARE,
     "optimizer.weight-decay": NOT_NEGATIVE,

@@ -1,18 +1,22 @@
 """Messages before and after a run."""
 
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
 import keras
 import numpy as np
 
-from ..cli.terminal import duration, some
+from ..cli.terminal import NAMED, duration, some
 from ..directory import histories
 from ..directory.checkpoints import Saved
+from ..directory.runs import BROKEN
 from ..errors import command
 from .run import Run
 
+#: If the largest class has so many times the training images of the smallest, a message says so.
+IMBALANCE = 3
 #: If the last loss is this many times the loss of guessing, the learning rate was too high.
 WORSE = 10
 
@@ -35,12 +39,45 @@ def beginning(run: Run, folder: Path, saved: Saved | None) -> str:
         f"Training {run.network.name} ({run.parameters:,} {trained}) on {data.train.size:,} images "
         f"of {images} for {length}, batch {config.batch_size}{parts} ({keras.backend.backend()}"
         f"{devices}{precision}).",
-        f"{len(data.classes):,} classes: {some(data.classes)}",
+        *about_images(run),
         f"Run directory: {folder}",
     ]
+    if data.broken:
+        lines.append(f"Images that were left out: {folder / BROKEN}")
     if saved is not None:
         lines.append(f"Resuming after iteration {saved.step // plan.micro_batches:,}.")
     return "\n".join(lines)
+
+
+def about_images(run: Run) -> list[str]:
+    """Return lines about classes and splits: their names and numbers, and what to do if
+    classes differ much in size.
+    """
+    data = run.data
+    classes = f"{len(data.classes):,} classes"
+    if not data.train.knows_labels:
+        return [f"{classes}: {some(data.classes)}", *data.origins]
+    counts = data.counts.tolist()
+    pairs = list(zip(data.classes, counts, strict=True))
+    lines = [f"{classes} (training images): {some([f'{name} ({n:,})' for name, n in pairs])}"]
+    (least, fewest), (most, largest) = (
+        choose((pair for pair in pairs if pair[1]), key=lambda pair: pair[1])
+        for choose in (min, max)
+    )
+    if len(pairs) > NAMED:
+        lines.append(
+            f"Training images of a class: from {fewest:,} ({least}) to {largest:,} ({most}), "
+            f"median {statistics.median(counts):,.0f}."
+        )
+    options = run.config.data
+    if largest > IMBALANCE * fewest and not (
+        options.class_weights != "none" or options.mixup or options.cutmix
+    ):
+        lines.append(
+            f"{most} has {largest / fewest:.3g} times the training images of {least}: "
+            "--data.class-weights balanced makes all classes count alike."
+        )
+    return [*lines, *data.origins]
 
 
 def end(

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from .. import disk
+from ..data import broken
 from ..directory import curves, histories, models, runs
 from ..directory.checkpoints import Checkpoints
 from ..errors import checking
@@ -120,6 +121,9 @@ def _locked(run: Run, folder: Path) -> Iterator[None]:
 def _begin(run: Run, folder: Path) -> None:
     # write the configuration first: a run that is killed here can be started again
     disk.write_json(folder / "config.json", run.described())
+    if run.data.broken:
+        with disk.replacing(folder / runs.BROKEN) as temporary:
+            temporary.write_bytes(broken.lines(run.data.broken))
     disk.make(folder / "checkpoints")
     with disk.replacing(folder / "checkpoints" / models.ARCHITECTURE) as temporary:
         temporary.write_text(run.network.to_json())

@@ -62,7 +62,6 @@ class Run:
 
         # --- Data
         self.data = datasets.load(config.data)
-        self.data.check()  # a broken test image must not end the run after its first epoch
         pretrained = None
         if config.model.weights is not None:
             config, self.data, pretrained = finetune.begin(config, self.data)
@@ -94,6 +93,8 @@ class Run:
             cutmix=config.data.cutmix,
             on_device=config.data.on_device,
         )
+        # After all checks that are fast. Before the training:
+        self.data.check()  # a broken test image must not end the run after its first epoch
 
         # --- Network
         self.network = (

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.keras_preact.export.image_files import png
 from tests.training import images as pictures
 from tests.training.calls import (
     RUN,
@@ -139,21 +140,65 @@ def test_holdout_chooses_the_best_checkpoint(everything):
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["cat", "dog"], "2 classes: cat, dog\n"),
-        ([f"c{i}" for i in range(10)], "10 classes: c0, c1, c2, c3, c4, c5, c6, c7, c8, c9\n"),
-        ([f"c{i}" for i in range(11, 23)], "12 classes: c11, c12, c13, .*, c20 and 2 more\n"),
+        (["cat", "dog"], r"2 classes \(training images\): cat \(1\), dog \(1\)\n"),
+        (
+            [f"c{i}" for i in range(11, 23)],
+            r"12 classes \(training images\): c11 \(1\), .*, c20 \(1\) and 2 more\n"
+            r"Training images of a class: from 1 \(c11\) to 1 \(c11\), median 1\.\n",
+        ),
     ],
 )
 def test_the_first_lines_name_the_classes(names, words, tmp_path, capsys, monkeypatch):
+    pictures.write_folder(tmp_path / "pictures", classes=names, images=1, size=(8, 8))
+    printed = first_lines(tmp_path, capsys, monkeypatch)
+    assert re.search(f"^{words}Run directory: ", printed, re.MULTILINE)
+
+
+def first_lines(folder, capsys, monkeypatch, options="") -> str:
+    """Return what a run in a folder prints before it trains on the images in `pictures`."""
+
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fit.Fit, "train", interrupted)  # the lines are printed before
-    pictures.write_folder(tmp_path / "pictures", classes=names, images=1, size=(8, 8))
-    options = f"--data.dir {tmp_path / 'pictures'} --data.size 8 --batch-size 2 --health 0"
+    monkeypatch.setattr(fit.Fit, "train", interrupted)
+    monkeypatch.chdir(folder)
+    options = f"--data.dir pictures --data.size 8 --batch-size 2 --health 0 --output run {options}"
     with pytest.raises(SystemExit):
-        train.main(["folder_small", *TINY, *options.split(), "--output", str(tmp_path / "run")])
-    assert re.search(f"^{words}Run directory: ", capsys.readouterr().out, re.MULTILINE)
+        train.main(["folder_small", *TINY, *options.split()])
+    return capsys.readouterr().out
+
+
+def test_the_first_lines_say_what_a_person_may_not_expect(tmp_path, capsys, monkeypatch):
+    """Classes of different sizes, a share of the images for the test, subfolders, broken files:
+    the run directory lists those.
+    """
+    pictures.write_folder(tmp_path / "all", classes=("cat", "dog"), images=8, size=(8, 8))
+    (tmp_path / "all" / "train").rename(tmp_path / "pictures")
+    for i in range(2, 8):
+        (tmp_path / f"pictures/dog/{i}.png").unlink()
+    (tmp_path / "pictures/cat/album").mkdir()
+    (tmp_path / "pictures/cat/7.png").rename(tmp_path / "pictures/cat/album/7.png")
+    (tmp_path / "pictures/cat/broken.jpg").write_text("text")
+    printed = first_lines(tmp_path, capsys, monkeypatch, "--data.test 0.25 --data.skip-broken")
+    for line in (
+        "Warning: Left out 1 broken image: pictures/cat/broken.jpg: it is not an image.",
+        "2 classes (training images): cat (6), dog (1)",
+        "cat has 6 times the training images of dog: --data.class-weights balanced makes all "
+        "classes count alike.",
+        "Test images: 3 of 10, a share of 0.25 of each class, the same in every run (--data.test).",
+        "1 image is in a subfolder of its class.",
+        "Images that were left out: run/broken.txt",
+    ):
+        assert f"{line}\n" in printed
+    assert (
+        tmp_path / "run/broken.txt"
+    ).read_text() == "pictures/cat/broken.jpg\tit is not an image\n"
+    shutil.rmtree("run")
+    shutil.rmtree("pictures/cat/album")
+    (tmp_path / "pictures/cat/broken.jpg").unlink()
+    balanced = "--data.test 0.25 --data.class-weights balanced"
+    assert "count alike" not in first_lines(tmp_path, capsys, monkeypatch, balanced)
+    assert not (tmp_path / "run/broken.txt").exists()
 
 
 class Zeros(keras.callbacks.Callback):
@@ -324,17 +369,21 @@ class TestEndings:
 
     @pytest.mark.parametrize(
         ("length", "fault", "begins"),
-        [(1500, "it cannot be decoded", True), (2, "it is not an image", False)],
+        [
+            (None, "it cannot be decoded", True),
+            (1500, "it cannot be decoded", False),
+            (2, "it is not an image", False),
+        ],
     )
     def test_image_that_breaks_off(self, tmp_path, capsys, length, fault, begins):
-        """If its header is whole, a test image is found when it is decoded, after the first
-        epoch; otherwise before the run begins.
+        """A test image that breaks off is found before the run begins. One whose header is
+        right is found when it is decoded, after the first epoch.
         """
         pictures.write_folder(tmp_path / "pictures", images=2, size=(64, 64))
         bad = tmp_path / "pictures" / "test" / "dog" / "cut.jpg"
         with pictures.Image.open(bad.with_name("0.png")) as image:
             image.save(bad)
-        bad.write_bytes(bad.read_bytes()[:length])
+        bad.write_bytes(bad.read_bytes()[:length] if length else png(64, 64, 8, 2, b""))
         options = "--data.dir pictures --data.size 8 --data.watch-test --batch-size 2 --output run"
         with contextlib.chdir(tmp_path):
             message = error_of(

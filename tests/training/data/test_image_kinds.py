@@ -7,6 +7,7 @@ others by the server, and those of `REFUSED` also by the training.
 
 import functools
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from PIL import Image
 
 from keras_preact.export._images import decoder
 from tests.keras_preact.export import image_files
-from training.data import folders, images
+from training.config import Data
+from training.data import broken, images, load
 from training.data.image_data import ImageData, as_it_is
 from training.data.readers import Files
 from training.errors import UserError
@@ -49,30 +51,33 @@ def served():
 
 
 def folder(tmp_path, content: bytes):
-    """Return a folder with an image of this content and a sound one."""
-    (tmp_path / "class").mkdir()
-    for name, each in {"it.png": content, "sound.png": SERVED["png rgb"]}.items():
-        (tmp_path / "class" / name).write_bytes(each)
+    """Return a folder with an image of this content among sound ones."""
+    for place in ("train/other", "train/class", "test/class"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "sound.png").write_bytes(SERVED["png rgb"])
+    (tmp_path / "train/class/it.png").write_bytes(content)
     return tmp_path
 
 
 def pixels(paths) -> list[np.ndarray]:
-    return [image for image, _ in Files(paths, [0] * len(paths)).open().as_numpy_iterator()]
+    reader = Files(paths, [0] * len(paths), Path())
+    return [image for image, _ in reader.open().as_numpy_iterator()]
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - REFUSED.keys()))
 def test_read(kind, tmp_path):
-    path = folder(tmp_path, KINDS[kind]) / "class" / "it.png"
+    path = folder(tmp_path, KINDS[kind]) / "train/class/it.png"
     for skip_broken in (False, True):
-        paths = folders.images(tmp_path, skip_broken, print)
-        assert path in paths
-    folders.check_headers(paths)
+        data = load(Data("folder", dir=tmp_path, skip_broken=skip_broken))
+        assert path in data.train.paths
+        data.check()
+    assert not data.broken
     (read,) = pixels([path])
     if kind != "png gray 16 bits":  # which Pillow converts otherwise
         # without transparency, and JPEG files with another rounding
         image = Image.open(io.BytesIO(KINDS[kind])).convert("RGBA").convert("RGB")
         np.testing.assert_allclose(read, image, atol=16 if "jpeg" in kind else 0)
-    data = ImageData("", ("a",), 3, None, as_it_is(12, 3), *2 * [Files([path], [0])])
+    data = ImageData("", ("a",), 3, None, as_it_is(12, 3), *2 * [Files([path], [0], Path())])
     reader = data.train
     crop = images.resized_crop_flip(reader, reader.fetch(0)[0], ((1, 2), (3, 4)), data, 8)
     assert crop.shape == (8, 8, 3)
@@ -82,13 +87,14 @@ def test_read(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", sorted(REFUSED))
 def test_refused(kind, tmp_path):
-    path = folder(tmp_path, KINDS[kind]) / "class" / "it.png"
+    path = folder(tmp_path, KINDS[kind]) / "train/class/it.png"
     with pytest.raises(UserError, match="1 broken image") as caught:
-        folders.check_headers(folders.images(tmp_path, False, print))
+        load(Data("folder", dir=tmp_path)).check()
     assert f"{path}: {REFUSED[kind]}. Repair" in str(caught.value)
-    said = []
-    assert folders.images(tmp_path, True, said.append) == [path.with_name("sound.png")]
-    assert f"{path}: {REFUSED[kind]}." in said[0]
+    data = load(Data("folder", dir=tmp_path, skip_broken=True))
+    assert path not in data.train.paths
+    assert data.train.size == 2
+    assert f"{path}: {REFUSED[kind]}." in data.notes[0]
 
 
 @pytest.mark.parametrize("kind", sorted(NOT_SERVED))
@@ -100,7 +106,7 @@ def test_not_served(kind):
 
 @pytest.mark.parametrize("kind", ["webp animated", "webp animated alpha"])
 def test_an_animation_that_comes_later_is_an_error_and_no_crash(kind, tmp_path):
-    path = folder(tmp_path, KINDS[kind]) / "class" / "it.png"
+    path = folder(tmp_path, KINDS[kind]) / "train/class/it.png"
     with pytest.raises(tf.errors.InvalidArgumentError):
         pixels([path])
 
@@ -108,9 +114,10 @@ def test_an_animation_that_comes_later_is_an_error_and_no_crash(kind, tmp_path):
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - REFUSED.keys() - {"jpeg of several"}))
 def test_a_part_of_a_file_is_left_out(kind, tmp_path):
     part = KINDS[kind][: len(KINDS[kind]) * 2 // 3]
-    path = folder(tmp_path, part) / "class" / "it.png"
-    said = []
-    assert folders.images(tmp_path, True, said.append) == [path.with_name("sound.png")]
-    assert f"1 broken image: {path}: " in said[0]
+    path = folder(tmp_path, part) / "train/class/it.png"
+    assert list(broken.faults([path], decode=False)) == [path]
+    data = load(Data("folder", dir=tmp_path, skip_broken=True))
+    assert path not in data.train.paths
+    assert f"1 broken image: {path}: " in data.notes[0]
     with pytest.raises(tf.errors.InvalidArgumentError):
         served()(tf.constant([part]))

@@ -1,12 +1,8 @@
 """The data sets, and how an image gets to the network, with real files."""
 
 import dataclasses
-import os
-import re
-import shutil
 import sys
 import types
-import zlib
 
 import numpy as np
 import pytest
@@ -14,14 +10,10 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.training import images as pictures
+from tests.training.images import arrays
 from training.config import Data
-from training.data import Reader, evaluation_batches, folders, load
+from training.data import Reader, evaluation_batches, load
 from training.errors import UserError
-
-
-def arrays(split: Reader):
-    rows = list(split.open().as_numpy_iterator())
-    return np.stack([image for image, _ in rows]), np.array([label for _, label in rows])
 
 
 def assert_parts(data, train: Reader) -> None:
@@ -301,198 +293,16 @@ class TestHuggingFace:
             load(given)
 
 
-class TestFolder:
-    def test_reads_classes_and_images(self, tmp_path):
-        pictures.write_folder(tmp_path, classes=("cat", "dog", "emu"), images=4)
-        data = load(Data("folder", dir=tmp_path, holdout=2))
-        assert data.classes == ("cat", "dog", "emu")
-        assert (data.train.size, data.holdout.size, data.test.size, data.size) == (10, 2, 12, None)
-        for image, label in data.test.open().as_numpy_iterator():
-            assert image.shape == (30, 40, 3)
-            assert image.mean(axis=(0, 1)).argmax() == label  # the colour of its class
-        with (  # an error of the network is not changed
-            pytest.raises(tf.errors.InvalidArgumentError, match="not of an image"),
-            data.name_broken_images(),
-        ):
-            tf.debugging.Assert(False, ["not of an image"])
-
-    def test_holdout_has_the_same_share_of_every_class(self, tmp_path):
-        """A draw without regard to the class often has no image of a small class. The held-out
-        images are always the same, and are not training images.
-        """
-        for name, count in {"cat": 30, "dog": 10, "emu": 2}.items():
-            pictures.write_folder(tmp_path / name, classes=(name,), images=count, size=(2, 2))
-            for split in ("train", "test"):
-                (tmp_path / split).mkdir(exist_ok=True)
-                (tmp_path / name / split / name).rename(tmp_path / split / name)
-        data = load(Data("folder", dir=tmp_path, holdout=21))
-        np.testing.assert_array_equal(np.bincount(data.holdout.labels), [15, 5, 1])
-        assert data.class_weights == pytest.approx({0: 21 / 45, 1: 21 / 15, 2: 21 / 3})
-        np.testing.assert_array_equal(np.bincount(data.train.labels), [15, 5, 1])
-        train, held = (set(split.paths) for split in (data.train, data.holdout))
-        assert train | held == set((tmp_path / "train").glob("*/*"))
-        assert not train & held
-        assert set(load(Data("folder", dir=tmp_path, holdout=21)).holdout.paths) == held
-
-    @pytest.mark.parametrize(
-        "use",
-        [
-            lambda data: data.check(),
-            lambda data: data.train.open(),
-            lambda data: data.train.shuffled(1, 0),
-            lambda data: data.train.hash,
-            lambda data: data.preprocessing,
-        ],
-        ids=["check", "open", "shuffled", "hash", "preprocessing"],
-    )
-    def test_broken_headers_are_named_before_anything_is_decoded(self, tmp_path, use):
-        pictures.write_folder(tmp_path)
-        bad = tmp_path / "train" / "dog" / "broken.jpg"
-        whole = (tmp_path / "train" / "dog" / "0.png").read_bytes()
-        huge = whole[:16] + (60_000).to_bytes(4, "big") * 2 + whole[24:29]
-        huge += zlib.crc32(huge[12:29]).to_bytes(4, "big") + whole[33:]
-        for content, fault in (
-            (b"no image at all", "it is not an image"),
-            (huge, "it has more than 89,478,485 pixels"),
-            (whole[: len(whole) // 2], "Truncated File Read"),
-        ):
-            bad.write_bytes(content)
-            with pytest.raises(UserError, match=re.escape(f"1 broken image: {bad}: {fault}")):
-                use(load(Data("folder", dir=tmp_path)))
-        bad.unlink()
-        os.mkfifo(tmp_path / "train" / "dog" / "pipe.png")  # opening it would wait
-        with pytest.raises(UserError, match=r"pipe\.png: it is not a file"):
-            use(load(Data("folder", dir=tmp_path)))
-
-    def test_only_headers_that_are_needed_are_read_and_once(self, tmp_path, monkeypatch):
-        pictures.write_folder(tmp_path)
-        read, fault = [], folders._fault
-        monkeypatch.setattr(folders, "_fault", lambda path: read.append(path) or fault(path))
-        data = load(Data("folder", dir=tmp_path, holdout=2))
-        assert data.class_weights
-        assert read == []
-        for _ in range(2):
-            arrays(data.test)
-            assert read == data.test.paths
-        data.check()
-        assert sorted(read) == sorted(tmp_path.glob("*/*/*"))
-
-    def test_images_that_the_header_does_not_show_as_broken(self, tmp_path):
-        """The statistics find a broken image in the training split, the evaluation finds one
-        in the test split. `skip_broken` leaves out both.
-        """
-        pictures.write_folder(tmp_path)
-        bad = [tmp_path / split / "dog" / "cut.jpg" for split in ("train", "test")]
-        noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), "uint8")
-        Image.fromarray(noise).save(tmp_path / "whole.jpg")
-        for path in bad:
-            path.write_bytes((tmp_path / "whole.jpg").read_bytes()[:2000])
-        data = load(Data("folder", dir=tmp_path))
-        with pytest.raises(UserError, match=re.escape(f"2 broken images. The first is {bad[1]}")):
-            _ = data.preprocessing
-        bad[0].unlink()
-        data = load(Data("folder", dir=tmp_path))
-        assert data.preprocessing.size == 224
-        with (
-            pytest.raises(UserError, match=re.escape(f"1 broken image: {bad[1]}: it cannot")),
-            data.name_broken_images(),
-        ):
-            arrays(data.test)
-        (tmp_path / "train" / "cat" / "text.png").write_text("no image")
-        data = load(Data("folder", dir=tmp_path, skip_broken=True))
-        assert arrays(data.test)[0].shape == (12, 30, 40, 3)
-        assert data.train.size == 12
-        for note, path in zip(data.notes, ("text.png", str(bad[1])), strict=True):
-            assert f"{path}: it " in note
-
-    def test_formats_that_are_read_and_files_that_are_not(self, tmp_path):
-        pictures.write_folder(tmp_path, images=1)
-        shown = Image.fromarray(np.full((8, 8, 3), (200, 10, 30), "uint8"))
-        cat = tmp_path / "train" / "cat"
-        for name in ("a.BMP", "b.webp", "c.tif", "d.tif", "e.gif"):
-            shown.save(cat / name)
-        (cat / "sub").mkdir()
-        shown.save(cat / "sub" / "f.png")
-        (cat / ".hidden").write_text("")
-        (tmp_path / "train" / "README").write_text("")
-        data = load(Data("folder", dir=tmp_path))
-        names = [path.name for path in data.train.paths]
-        assert names == ["0.png", "a.BMP", "b.webp", "0.png"]
-        for image, _ in list(data.train.open().as_numpy_iterator())[1:3]:
-            np.testing.assert_allclose(image, np.broadcast_to((200, 10, 30), (8, 8, 3)), atol=4)
-        assert "not read: 2 .tif, 1 without ending, 1 .gif, 1 .png. " in data.notes[0]
-
-    @pytest.mark.parametrize(
-        "place",
-        [
-            *("train/.ipynb_checkpoints/0-checkpoint.png", "train/.thumbnails/large/0.png"),
-            *("train/.Trash-1000/files/0.png", "train/__MACOSX/cat/._0.png"),
-            *("train/__MACOSX/0.png", "train/@eaDir/0.png", "train/cat/@eaDir/0.png"),
-            *("train/cat/.ipynb_checkpoints/1.png", "train/cat/._0.png", "train/lost+found/0.png"),
-            *("train/$RECYCLE.BIN/0.png", "train/System Volume Information/0.png"),
-            *("test/.cache/0.png", "test/#recycle/0.png", "train/.git/objects/00/0.png"),
-        ],
-    )
-    def test_hidden_folders_are_no_classes(self, tmp_path, place):
-        """The data set itself may be in a hidden folder."""
-        folder = tmp_path / ".cache" / "__MACOSX"
-        pictures.write_folder(folder, images=1)
-        expected = load(Data("folder", dir=folder))
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / "train/cat/0.png", folder / place)
-        data = load(Data("folder", dir=folder))
-        assert (data.classes, data.notes) == (("cat", "dog"), ())
-        assert (data.train.paths, data.test.paths) == (expected.train.paths, expected.test.paths)
-
-    def test_a_class_may_be_a_link_and_a_hidden_link_is_none(self, tmp_path):
-        pictures.write_folder(tmp_path / "all", classes=("cat", "dog", "emu"), images=1)
-        pictures.write_folder(tmp_path / "linked", classes=("cat",), images=1)
-        for split in ("train", "test"):
-            for name in ("dog", ".emu"):
-                target = tmp_path / "all" / split / name.strip(".")
-                (tmp_path / "linked" / split / name).symlink_to(target)
-            (tmp_path / "linked" / split / "broken").symlink_to(tmp_path / "nothing")
-        data = load(Data("folder", dir=tmp_path / "linked"))
-        assert data.classes == ("cat", "dog")
-        assert data.train.paths[1] == tmp_path / "linked/train/dog/0.png"
-
-    @pytest.mark.parametrize("name", [b"caf\xe9.png", b"\xff.png", "猫.png".encode(), b"a b.png"])
-    def test_image_files_may_have_any_name(self, tmp_path, name):
-        pictures.write_folder(tmp_path / "plain", images=1)
-        expected = load(Data("folder", dir=tmp_path / "plain"))
-        folder = tmp_path / os.fsdecode(b"d\xe9")
-        shutil.copytree(tmp_path / "plain", folder)
-        (folder / "train/cat/0.png").rename(folder / "train/cat" / os.fsdecode(name))
-        data = load(Data("folder", dir=folder))
-        for found, want in zip(arrays(data.train), arrays(expected.train), strict=True):
-            np.testing.assert_array_equal(found, want)
-        assert data.train.hash != expected.train.hash
-
-    def test_classes_are_utf_8(self, tmp_path):
-        pictures.write_folder(tmp_path, classes=("dog", os.fsdecode(b"caf\xe9")), images=1)
-        with pytest.raises(UserError, match=r"name of a class in .* be UTF-8.*'caf\\udce9'"):
-            load(Data("folder", dir=tmp_path))
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"name": "cifar1000"}, "Did you mean 'cifar100' or 'cifar10'"),
-            ({"name": "digits", "holdout": 1437}, "leaves some of the 1437 for training"),
-            ({"name": "folder"}, "train/CLASS/IMAGE and test/CLASS/IMAGE. Received: None"),
-            ({"keep": ()}, "train holds no images"),
-            ({"keep": ("train/cat", "test/cat")}, "one class, cat; a classifier needs two or more"),
-            ({"keep": ("train/cat", "test")}, "a class without training images: dog"),
-            ({"holdout": 12}, "leaves some of the 12 for training"),
-        ],
-    )
-    def test_data_that_cannot_be_learned(self, tmp_path, options, message):
-        pictures.write_folder(tmp_path / "all")
-        for part in options.pop("keep", ("train", "test")):
-            (tmp_path / part).parent.mkdir(exist_ok=True)
-            (tmp_path / "all" / part).rename(tmp_path / part)
-        options = options if "name" in options else {"name": "folder", "dir": tmp_path} | options
-        with pytest.raises(UserError, match=message):
-            load(Data(**options))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "cifar1000"}, "Did you mean 'cifar100' or 'cifar10'"),
+        ({"name": "digits", "holdout": 1437}, "leaves some of the 1437 for training"),
+    ],
+)
+def test_data_that_cannot_be_learned(options, message):
+    with pytest.raises(UserError, match=message):
+        load(Data(**options))
 
 
 class TestStatistics:

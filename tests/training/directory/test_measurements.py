@@ -164,6 +164,39 @@ def test_images_that_change_in_their_place(here, capsys):
     assert json.loads((here / "run/metrics.json").read_text())["images"] == 12
 
 
+def test_a_share_of_class_folders(tmp_path, monkeypatch, capsys):
+    """The run, its measurement and its resumption know the same test images, and notice
+    when they change.
+    """
+    monkeypatch.chdir(tmp_path)
+    pictures.write_folder(tmp_path / "all", images=8, size=(8, 8))
+    (tmp_path / "all/train").rename("photos")
+    options = words(OPTIONS, "--data.test 0.25 --data.holdout 4 --output run")
+    train.main(["folder_small", *TINY, *options])
+    assert runs.read_config(tmp_path / "run")["images"] == {"train": 8, "holdout": 4, "test": 4}
+    run_evaluate("run")
+    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert metrics["images"] == 4
+    assert "are not the run's" not in capsys.readouterr().out
+    train.main(["--resume", "run"])
+
+    another(tmp_path / "others")
+    run_evaluate("run", "--data-dir", "others")  # which has test images of its own
+    assert json.loads((tmp_path / "run/metrics-on-others.json").read_text())["images"] == 12
+    assert "trained on some of them" not in capsys.readouterr().out
+    for i in range(4):
+        shutil.copy("photos/dog/0.png", f"photos/dog/added{i}.png")
+    run_evaluate("run")
+    assert "may have been trained on some of them (--data.test)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run/metrics-on-photos.json").read_text())["images"] == 5
+    assert json.loads((tmp_path / "run/metrics.json").read_text()) == metrics
+    assert "4 test images, now 5" in error_of(capsys, train.main, ["--resume", "run"])
+    message = error_of(
+        capsys, train.main, ["folder_small", *words("--data.dir others --data.test 0.2")]
+    )
+    assert "but others/test holds test images already. Remove the option." in message
+
+
 OTHER_CLASSES = "class 0 is 'cat' in the network and 'dog' in the data set"
 
 

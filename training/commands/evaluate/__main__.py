@@ -120,9 +120,12 @@ def evaluate(
     suffix = measurements.suffix(checkpoint, views, None if is_own else source)
     written = _write(metrics, curves, folder, suffix)
     if not is_own:
+        # an image that was added to class folders may move another one to the test images
+        is_share = source.test and data_dir is None
+        trained = " It may have been trained on some of them (--data.test)." if is_share else ""
         print(
             f"These are not the test images of the run: {command('compare')} and "
-            f"{command('export')} do not use this measurement."
+            f"{command('export')} do not use this measurement.{trained}"
         )
     if save_samples > 0:
         count = _save_samples(images, folder / "samples", save_samples)
