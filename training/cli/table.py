@@ -56,9 +56,10 @@ COMMANDS: Mapping[str, Command] = {
         "Classify image files with an exported network.",
         {
             "predict saved_models/NAME photo.png": "the newest version",
-            "predict saved_models/NAME a.jpg b.jpg --top 1": "the best class of each",
-            "predict saved_models/NAME photo.png --version 2": "another version",
+            "predict saved_models/NAME photos --output photos.csv": "a folder, into a file",
+            "predict saved_models/NAME 'photos/*.jpg' --json": "a pattern, for a program",
         },
+        "commands.predict.__main__",
     ),
     "export": Command(
         "Put it into production",
@@ -94,6 +95,7 @@ COMMANDS: Mapping[str, Command] = {
         {
             "audit model.keras": "a file of any Keras model with shortcuts",
             "audit runs/NAME": "a run, on its own images",
+            "audit runs/NAME --verbose": "with the evidence",
             "audit cifar_resnet110_original": "a registered model",
         },
     ),

@@ -1,6 +1,7 @@
 """Text for people: times in words, and tables."""
 
 import itertools
+import re
 from collections.abc import Collection, Sequence
 
 
@@ -23,6 +24,17 @@ def some(names: Sequence[str], most: int = NAMED) -> str:
     """Return the first names in words: `a, b and 90 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def printable(text: str) -> str:
+    """Return a text without line breaks and other control characters, which names of files
+    may have: they become escapes, such as `\\n`.
+    """
+    return re.sub(
+        r"[\x00-\x1f\x7f-\x9f\u2028\u2029]",
+        lambda found: found[0].encode("unicode_escape").decode(),
+        text,
+    )
 
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

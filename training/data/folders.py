@@ -1,33 +1,26 @@
 """A data set in a folder of one's own: its splits, its classes and its images."""
 
-import collections
 import dataclasses
 import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from keras_preact.preprocessing import PREPROCESSING
 
+from .. import image_paths
 from ..cli.terminal import some
 from ..config import Data
 from ..errors import UserError, check_utf8, command
+from ..image_paths import SUFFIXES
 from . import broken
 from .image_data import ImageData, held_out_mask
 from .readers import Files
 
-#: Endings of the files that are read.
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
-#: Folders that systems make among the images, besides those whose name begins with a dot: of
-#: archives from macOS, of network storage, of disks and of Python.
-HIDDEN = (
-    *("__MACOSX", "@eaDir", "@Recycle", "#recycle", "$RECYCLE.BIN", "System Volume Information"),
-    *("lost+found", "__pycache__"),
-)
 #: Names of the folders of the splits, in lower case.
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": ("train", "training"),
@@ -192,34 +185,19 @@ def _deeper(folder: Path) -> Path | None:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [Path(entry.path) for entry in _entries(folder) if _is_folder(entry)]
+    return image_paths.folders(folder, _fail)
 
 
-def _is_folder(entry: os.DirEntry) -> bool:
-    # a link in a circle is an error for entry.is_dir
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-
-
-def _entries(folder: Path) -> list[os.DirEntry]:
-    """Return the visible files and folders in a folder, sorted."""
-    try:
-        with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not _is_hidden(entry.name)]
-    except OSError as error:
-        raise UserError(f"Cannot read the folder {folder}: {error.strerror}") from error
-    return sorted(visible, key=lambda entry: entry.name)
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name in HIDDEN
+def _fail(error: OSError):
+    raise UserError(f"Cannot read the folder {error.filename}: {error.strerror}") from error
 
 
 # --- Images
 
 
 def _images(folder: Path, say: Callable[[str], object]) -> Split:
-    """Return the images of a folder. Files and folders that begin with a dot, and those of
-    `HIDDEN`, are left out without a message.
+    """Return the images of a folder. Hidden files and folders are left out without a
+    message.
 
     Args:
         folder: Folder with a folder for each class, such as FOLDER/train.
@@ -228,40 +206,22 @@ def _images(folder: Path, say: Callable[[str], object]) -> Split:
     Raises:
         UserError: for a folder without images.
     """
-    files = sorted(_files(folder))
+    files = image_paths.files(folder, _fail)
     images = Split(folder, files)
     is_read = np.array(
-        [path.suffix.lower() in SUFFIXES and len(images.inside(path)) > 1 for path in files], bool
+        [image_paths.is_image(path) and len(images.inside(path)) > 1 for path in files], bool
     )
     if not is_read.any():
         raise UserError(
             f"{folder} holds no images: expected {folder}/CLASS/IMAGE with "
             f"{', '.join(SUFFIXES)}. {EMBEDDED}"
         )
-    others = collections.Counter(path.suffix.lower() for path in images.chosen(~is_read).paths)
-    if others:
-        counts = ", ".join(
-            f"{count:,} {suffix or 'without ending'}" for suffix, count in others.most_common()
-        )
+    if others := images.chosen(~is_read).paths:
         say(
-            f"Files of {folder} that are not read: {counts}. Images are CLASS/IMAGE with "
-            f"{', '.join(SUFFIXES)}; convert the others."
+            f"Files of {folder} that are not read: {image_paths.endings(others)}. Images are "
+            f"CLASS/IMAGE with {', '.join(SUFFIXES)}; convert the others."
         )
     return images.chosen(is_read)
-
-
-def _files(folder: Path, above: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield the visible files at any depth. Links to folders are followed, except from
-    inside these folders.
-    """
-    real = os.path.realpath(folder)
-    if real in above:
-        return
-    for entry in _entries(folder):
-        if _is_folder(entry):
-            yield from _files(Path(entry.path), (*above, real))
-        else:
-            yield Path(entry.path)
 
 
 def _without(found: Mapping[str, Split], faults: Mapping[Path, str]) -> dict[str, Split]:

@@ -1,0 +1,1 @@
+"""Classify image files with an exported model."""
