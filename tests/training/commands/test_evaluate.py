@@ -2,6 +2,7 @@
 and the network.
 """
 
+import csv
 import hashlib
 import json
 import re
@@ -13,11 +14,15 @@ import pytest
 from PIL import Image
 
 import keras_preact as kp
+from keras_preact.analysis.figures import style
 from keras_preact.models import registry
-from tests.training.calls import files, run_evaluate
+from tests import layout
+from tests.training.calls import error_of, files, run_evaluate
+from tests.training.images import write_folder, write_tfds
 from training import cli
 from training.commands import export as export_command
-from training.commands.evaluate import corruptions
+from training.commands.evaluate import corruptions, mistakes
+from training.commands.evaluate.drawing import draw_mistakes
 from training.commands.evaluate.metrics import measure, report
 from training.config import Data
 from training.data import load
@@ -165,6 +170,29 @@ class TestRun:
         run_evaluate("run/model.keras", "--data", "digits", "--batch-size", "7")
         assert metrics_of(copied.parent / "evaluation-model") == metrics
 
+    def test_json_is_all_of_stdout(self, copied, capsys):
+        run_evaluate("run", "--json", "--save-samples", "1")
+        out, err = capsys.readouterr()
+        assert json.loads(out) == metrics_of(copied)
+        assert "Wrote run/metrics.json" in err
+
+    def test_predictions_and_mistakes(self, copied, test_images, capsys):
+        _, labels = test_images
+        (copied / "errors-flip.png").write_bytes(b"")
+        run_evaluate("run", "--save-errors", "3", "--views", "flip")
+        assert "Wrote predictions-flip.csv and errors-flip.png." in capsys.readouterr().out
+        metrics = json.loads((copied / "metrics-flip.json").read_text())
+        matrix = np.zeros((10, 10), int)
+        for i, row in enumerate(table(copied / "predictions-flip.csv")):
+            assert (row["image"], row["label"]) == (str(i), str(labels[i]))
+            matrix[labels[i], int(row["prediction"])] += 1
+        assert matrix.tolist() == metrics["confusion_matrix"]
+        with Image.open(copied / "errors-flip.png") as image:
+            image.verify()
+        for count in (-1, 101):
+            error = error_of(capsys, run_evaluate, "run", "--save-errors", count)
+            assert f"must be 0 to 100. Received: {count}" in error
+
     def test_checkpoint_and_output(self, copied):
         run_evaluate("run", "--checkpoint", "best", "--output", "elsewhere/here")
         folder = copied.parent / "elsewhere" / "here"
@@ -268,6 +296,89 @@ class TestRun:
         assert again["calibrated"]["temperature"] == pytest.approx(1, abs=1e-3)
         card = json.loads((tmp_path / "exported/digits/model_card.json").read_text())
         assert card["metrics"]["temperature"] == metrics["calibrated"]["temperature"]
+
+
+def table(path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def gray_of_two_classes(folder):
+    x = np.arange(6, dtype="uint8").reshape(6, 1, 1, 1) * np.ones((1, 4, 4, 1), "uint8")
+    y = np.array([0, 1] * 3)
+    np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    return Data("npz", dir=folder / "data.npz")
+
+
+def folder_with_names(folder):
+    write_folder(folder, ("cat", "Hündin, 2"), images=3, size=(300, 40))
+    (folder / "test" / "cat" / "0.png").rename(folder / "test" / "cat" / "a\nb \udce9.png")
+    return Data("folder", dir=folder, size=8)
+
+
+def records(folder):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype="uint8")
+    write_tfds(
+        "cifar10", folder, *({s: each for s in ("train", "test")} for each in (pixels, 6 * [1]))
+    )
+    return Data("cifar10", dir=folder)
+
+
+class TestMistakes:
+    #: The third image is right; the fifth is the most confident mistake, then the first.
+    LOGITS = scores([[0, 3], [1, 0], [0, 9], [0.2, 0], [-1, 4], [0, 0]])
+
+    @pytest.mark.parametrize("kind", [gray_of_two_classes, folder_with_names, records])
+    def test_of_every_kind_of_data(self, kind, tmp_path, monkeypatch):
+        images = load(kind(tmp_path)).test
+        read = [pixels for pixels, _ in images.open().as_numpy_iterator()]
+        classes = ["cat", "Hündin, $2$", *map(str, range(8))]
+        logits = np.full((6, 10), -99.0)
+        logits[:, :2] = self.LOGITS
+        labels = np.array([1 - i for i in self.LOGITS.argmax(axis=1)])
+        labels[2] = 1
+        drawn, draw = [], mistakes.draw_mistakes
+        record = lambda *arguments: drawn.append(arguments) or draw(*arguments)  # noqa: E731
+        monkeypatch.setattr(mistakes, "draw_mistakes", record)
+        mistakes.write(images, logits, labels, classes, 2, tmp_path, "-x")
+        [(pictures, titles, _)] = drawn
+        assert titles == ["Hündin, $2$ 99.3 %\nis cat", "Hündin, $2$ 95.3 %\nis cat"]
+        for i, picture in zip((4, 0), pictures, strict=True):
+            if max(picture.size) < mistakes.SIDE:
+                np.testing.assert_array_equal(np.asarray(picture), read[i].squeeze())
+            else:
+                assert picture.size == (200, 27)
+        rows = table(tmp_path / "predictions-x.csv")
+        shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        for row, share, label in zip(rows, shares, labels, strict=True):
+            assert row["label"] == classes[label]
+            assert row["prediction"] == classes[share.argmax()]
+            assert float(row["probability"]) == pytest.approx(share.max(), abs=6e-7)
+        names = [row["image"] for row in rows]
+        if kind is folder_with_names:
+            assert names[5] == str(tmp_path / "test" / "cat" / "a\nb \\udce9.png")
+            assert names[0] == str(tmp_path / "test" / "Hündin, 2" / "0.png")
+        else:
+            assert names == list("012345")
+
+    @pytest.mark.parametrize("count", [1, 9])
+    def test_titles_do_not_overlap(self, count, tmp_path, monkeypatch):
+        figures, new = [], style.new_figure
+        monkeypatch.setattr(
+            style, "new_figure", lambda *size: figures.append(new(*size)) or figures[0]
+        )
+        picture = Image.new("RGB", (30, 20))
+        title = "a class with a very long name 99.9 %\nis another_one_without_spaces_in_it"
+        draw_mistakes(count * [picture], count * [title], tmp_path / "errors.png")
+        layout.check(figures[0])
+
+    def test_without_a_mistake_there_is_no_sheet(self, tmp_path):
+        images = load(gray_of_two_classes(tmp_path)).test
+        sheet = tmp_path / "errors.png"
+        sheet.write_bytes(b"of another network")
+        logits = self.LOGITS
+        written = mistakes.write(images, logits, logits.argmax(1), ["a", "b"], 9, tmp_path, "")
+        assert (written, sheet.exists()) == ([tmp_path / "predictions.csv"], False)
 
 
 @pytest.mark.soak

@@ -11,10 +11,12 @@ import numpy as np
 import tyro
 
 from ... import cli, disk, functions
+from ...cli.programs import answering
 from ...config import Data
 from ...directory import measurements
 from ...errors import UserError, check_positive, checking, command
 from . import corruptions as corrupted
+from . import mistakes
 from .classifier import Classifier, open_classifier
 from .drawing import draw_confusion, draw_reliability
 from .metrics import measure, reliability, report
@@ -30,9 +32,11 @@ def evaluate(
     batch_size: int = 256,
     output: Path | None = None,
     save_samples: int = 0,
+    save_errors: int = 0,
     views: Views = "one",
     corruptions: Path | None = None,
     trust: bool = False,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> Path:
     """Measure accuracy on the test images, in total and for each class.
 
@@ -55,12 +59,15 @@ def evaluate(
             evaluation-NAME for a file.
         save_samples: Also write this many test images to samples/, one of each class in
             turn.
+        save_errors: Also write predictions.csv, a row for each test image, and errors.png,
+            this many wrong images with the highest probabilities (at most 100).
         views: Views of every image, whose logits are averaged. flip: the image and its
             mirror image. flip_shift: also both moved by a pixel up left and down right;
             these four together count as much as the first two.
         corruptions: Folder of CIFAR-10-C (labels.npy, and a NAME.npy for each corruption):
             also measure the error under each corruption.
         trust: Call the function that loads the data of the run, which its files name.
+        as_json: Print the content of metrics.json on stdout, and nothing else there.
     """
     from ... import data as datasets
 
@@ -68,69 +75,80 @@ def evaluate(
     check_positive(batch_size=batch_size)
     if save_samples < 0:
         raise UserError(f"--save-samples must be 0 or more. Received: {save_samples}")
-    with checking():
-        opened = open_classifier(subject, checkpoint)
-        source = _source(opened, subject, data, data_dir)
-        if data is None and source.is_function:
-            trusting = command("evaluate", subject, "--trust")
-            functions.trust([source.name], subject, trusting, trust)
-        images = datasets.load(source)
-    classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)
-    for note in images.notes:
-        print(f"Warning: {note}")
+    if not 0 <= save_errors <= mistakes.MOST:
+        raise UserError(f"--save-errors must be 0 to {mistakes.MOST}. Received: {save_errors}")
+    with answering(as_json) as answer:
+        with checking():
+            opened = open_classifier(subject, checkpoint)
+            source = _source(opened, subject, data, data_dir)
+            if data is None and source.is_function:
+                trusting = command("evaluate", subject, "--trust")
+                functions.trust([source.name], subject, trusting, trust)
+            images = datasets.load(source)
+        classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)
+        for note in images.notes:
+            print(f"Warning: {note}")
 
-    # --- Measure
-    classify = functools.partial(_classify, opened, images, batch_size, source.size, views)
-    logits, labels = classify(images.test)
-    about = {
-        "model": str(opened.path),
-        "hashes": {"model": measurements.hash_of(opened.path), "test": images.test.hash},
-        "data": images.name,
-        "split": "test",
-        "views": views,
-        "precision": opened.precision,
-    }
-    metrics = about | measure(logits, labels, classes)
-    curves = {"as trained": reliability(logits, labels)}
-    is_own = opened.described is None or measurements.are_of_run(images, source, opened.described)
-    if is_own and measurements.has_other_held_out(images, opened.described):
-        print("The probabilities were not calibrated: the held-out images are not the run's.")
-    elif images.holdout is not None:
-        temperature = _temperature(*classify(images.holdout))
-        if temperature is not None:
-            curves[f"logits / {temperature:.3g}"] = reliability(logits / temperature, labels)
-            again = measure(logits / temperature, labels, classes)
-            metrics["calibrated"] = {
-                "temperature": temperature,
-                "held_out_images": images.holdout.size,
-                "loss": again["loss"],
-                "calibration_error": again["calibration_error"],
-            }
-    if corruptions is not None:
-        metrics["corruptions"] = corrupted.measure(
-            corruptions,
-            lambda pixels: average_logits(opened.logits, pixels, views),
-            opened.outputs,
-            batch_size,
+        # --- Measure
+        classify = functools.partial(_classify, opened, images, batch_size, source.size, views)
+        logits, labels = classify(images.test)
+        about = {
+            "model": str(opened.path),
+            "hashes": {"model": measurements.hash_of(opened.path), "test": images.test.hash},
+            "data": images.name,
+            "split": "test",
+            "views": views,
+            "precision": opened.precision,
+        }
+        metrics = about | measure(logits, labels, classes)
+        curves = {"as trained": reliability(logits, labels)}
+        is_own = opened.described is None or measurements.are_of_run(
+            images, source, opened.described
         )
+        if is_own and measurements.has_other_held_out(images, opened.described):
+            print("The probabilities were not calibrated: the held-out images are not the run's.")
+        elif images.holdout is not None:
+            temperature = _temperature(*classify(images.holdout))
+            if temperature is not None:
+                curves[f"logits / {temperature:.3g}"] = reliability(logits / temperature, labels)
+                again = measure(logits / temperature, labels, classes)
+                metrics["calibrated"] = {
+                    "temperature": temperature,
+                    "held_out_images": images.holdout.size,
+                    "loss": again["loss"],
+                    "calibration_error": again["calibration_error"],
+                }
+        if corruptions is not None:
+            metrics["corruptions"] = corrupted.measure(
+                corruptions,
+                lambda pixels: average_logits(opened.logits, pixels, views),
+                opened.outputs,
+                batch_size,
+            )
 
-    # --- Write
-    folder = output or opened.output
-    disk.make(folder)
-    suffix = measurements.suffix(checkpoint, views, None if is_own else source)
-    written = _write(metrics, curves, folder, suffix)
-    if not is_own:
-        # an image that was added to class folders may move another one to the test images
-        is_share = source.test and data_dir is None
-        trained = " It may have been trained on some of them (--data.test)." if is_share else ""
-        print(
-            f"These are not the test images of the run: {command('compare')} and "
-            f"{command('export')} do not use this measurement.{trained}"
-        )
-    if save_samples > 0:
-        count = _save_samples(images, folder / "samples", save_samples)
-        print(f"Wrote {count} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
-    return written
+        # --- Write
+        folder = output or opened.output
+        disk.make(folder)
+        suffix = measurements.suffix(checkpoint, views, None if is_own else source)
+        answer(report(metrics), metrics)
+        written = _write(metrics, curves, folder, suffix)
+        if not is_own:
+            # an image that was added to class folders may move another one to the test images
+            is_share = source.test and data_dir is None
+            trained = " It may have been trained on some of them (--data.test)." if is_share else ""
+            print(
+                f"These are not the test images of the run: {command('compare')} and "
+                f"{command('export')} do not use this measurement.{trained}"
+            )
+        if save_samples > 0:
+            count = _save_samples(images, folder / "samples", save_samples)
+            print(f"Wrote {count} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
+        if save_errors > 0:
+            files = mistakes.write(
+                images.test, logits, labels, classes, save_errors, folder, suffix
+            )
+            print(f"Wrote {' and '.join(file.name for file in files)}.")
+        return written
 
 
 def _classify(
@@ -160,9 +178,7 @@ def _temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
 
 
 def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -> Path:
-    """Write the metrics and their pictures, and print the metrics. Return the file of the
-    metrics.
-    """
+    """Write the metrics and their pictures. Return the file of the metrics."""
     written = folder / f"metrics{suffix}.json"
     confusion = folder / f"confusion_matrix{suffix}.png"
     reliable = folder / f"reliability{suffix}.png"
@@ -172,7 +188,6 @@ def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -
         draw_confusion(np.array(metrics["confusion_matrix"]), classes, temporary)
     with disk.replacing(reliable) as temporary:
         draw_reliability(curves, temporary)
-    print(report(metrics))
     print(f"Wrote {written}, {confusion.name} and {reliable.name}.")
     return written
 

@@ -1,8 +1,14 @@
-"""The pictures of an evaluation: confusion matrix and reliability."""
+"""The pictures of an evaluation: confusion matrix, reliability and mistakes."""
 
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 def draw_reliability(curves: dict[str, tuple], path: Path) -> None:
@@ -54,4 +60,22 @@ def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
                 axes.text(
                     j, i, f"{count}", ha="center", va="center", color=colour, fontsize=style.SMALL
                 )
+    figure.savefig(path, format="png", dpi=120)
+
+
+def draw_mistakes(pictures: Sequence["Image.Image"], titles: Sequence[str], path: Path) -> None:
+    """Draw images in rows, each with its title."""
+    from keras_preact.analysis.figures import style
+
+    columns = min(len(pictures), 8)
+    rows = -(-len(pictures) // columns)
+    figure = style.new_figure(1.8 * max(columns, 2), 2.3 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid:
+        axes.set_axis_off()
+    for axes, picture, title in zip(grid, pictures, titles, strict=False):
+        axes.imshow(picture, cmap="gray", vmin=0, vmax=255)
+        # names of classes may be long, and have no spaces
+        lines = [textwrap.fill(line, 20) for line in title.split("\n")]
+        axes.set_title("\n".join(lines), fontsize=style.SMALL, color=style.INK, parse_math=False)
     figure.savefig(path, format="png", dpi=120)

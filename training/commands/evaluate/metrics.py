@@ -100,10 +100,10 @@ def report(metrics: dict) -> str:
             f"  with logits / {calibrated['temperature']:.3g}, fitted on "
             f"{calibrated['held_out_images']:,} held-out images: {_calibration(calibrated)}"
         )
-    lines.append(f"  {'class':<{width}}  precision  recall      f1  images")
+    lines.append(f"  {'class':<{width}}  precision     recall         f1  images")
     for name, row in metrics["per_class"].items():
-        scores = f"{row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}"
-        lines.append(f"  {name:<{width}}  {scores}  {row['images']:6d}")
+        scores = (f"{_percent(row[score]):>9}" for score in ("precision", "recall", "f1"))
+        lines.append(f"  {name:<{width}}  {'  '.join(scores)}  {row['images']:6d}")
     if errors := metrics.get("corruptions"):
         lines.append(corruptions.report(errors))
     return "\n".join(lines)
