@@ -25,15 +25,17 @@ T = TypeVar("T")
 
 def main(name: str, function: Callable, argv: Sequence[str]) -> None:
     """Call `function` with its parameters taken from the arguments of the command
-    `name`.
+    `name`. A parameter `verbose` of the function is true with --verbose.
 
     A `UserError` ends the program with status 2 and one line on stderr; --verbose also
     prints its traceback. Any other error is a fault of the program or of the machine: it
     shows its traceback and ends with status 1, which launchers start again. Ctrl-C ends
     it with status 130, and a closed stdout with status 141.
     """
-    argv, verbose = split_verbose(argv)
-    guard(lambda: parse(name, function, argv), verbose)
+    words, verbose = split_verbose(argv)
+    if verbose and "verbose" in inspect.signature(function).parameters:
+        words.append("--verbose")
+    guard(lambda: parse(name, function, words), verbose)
 
 
 def parse(

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from .. import cli
+from ..cli.programs import answering
 from ..errors import checking, command
 
 
@@ -20,12 +21,14 @@ def audit(
     checkpoint: Literal["final", "best", "last"] = "final",
     seed: int = 0,
     trust: bool = False,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    verbose: bool = False,
 ) -> None:
     """Check a Keras model for misplaced activations and other mistakes that keep
     residual networks from training.
 
-    Prints PASS, WARN or FAIL for each check, with the place and what to do. The exit
-    status is 1 if a check fails. The model may be functional, sequential or subclassed.
+    Prints for each mistake what to do and what was found. The exit status is 1 if a check
+    fails. The model may be functional, sequential or subclassed.
     In Python: kp.analysis.audit(model, images, labels=labels).
 
     Args:
@@ -40,15 +43,22 @@ def audit(
         seed: Seed of new weights and random images.
         trust: Call the function that loads the data of the run, which its config.json
             names.
+        as_json: Print all findings as JSON on stdout, and nothing else there.
+        verbose: Also print the evidence: the figure of each check, the places, why they
+            matter and the sources.
     """
     from .analyze.specimen import chosen_data, open_specimen
 
     source = chosen_data(images, data, data_dir)
-    with checking():
-        again = "" if trust else command("audit", target, "--trust")
-        specimen = open_specimen(target, checkpoint, source, images, seed, again)
-        report = specimen.audit()
-    print(f"{report}\n\nMeasured on {specimen.data}.")
+    with answering(as_json) as answer:
+        with checking():
+            again = "" if trust else command("audit", target, "--trust")
+            specimen = open_specimen(target, checkpoint, source, images, seed, again)
+            report = specimen.audit()
+        text = f"{report.text(evidence=verbose)}\n\nMeasured on {specimen.data}."
+        if not verbose:
+            text += " Evidence: --verbose."
+        answer(text, report.to_dict() | {"measured_on": specimen.data})
     if report.worst == "FAIL":
         sys.exit(1)
 

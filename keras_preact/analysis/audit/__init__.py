@@ -5,6 +5,7 @@ import numpy as np
 
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.audit import measure
+from keras_preact.analysis.audit.causes import explained
 from keras_preact.analysis.audit.checks import CHECKS
 from keras_preact.analysis.audit.network import Network, named_units
 from keras_preact.analysis.audit.report import Audit, AuditFinding, Status
@@ -84,7 +85,7 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
         inference=measure.measure(at_inference, named_units(at_inference), sample),
         training=measure.measure(graph, units, sample),
     )
-    findings = tuple(check.run(check, network) for check in CHECKS)
+    findings = explained(CHECKS, [check.run(check, network) for check in CHECKS], network)
     return Audit(model.name, network.usual_arrangement, network.depth, len(units), findings)
 
 

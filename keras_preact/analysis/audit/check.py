@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from keras_preact.analysis.audit.network import Network
-from keras_preact.analysis.audit.report import AuditFinding, Status
+from keras_preact.analysis.audit.report import AuditFinding, Status, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,6 @@ class Limits:
     def unhealthy(self, values: Mapping[str, float], names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if self.status(values[name]) != Status.PASS)
 
-    def __str__(self) -> str:
-        low, high = self.healthy
-        return f"healthy: {low:g} to {high:g}" if low else f"healthy: up to {high:g}"
-
 
 @dataclasses.dataclass(frozen=True)
 class Check:
@@ -52,6 +48,9 @@ class Check:
         unit: What the figure is.
         limits: Limits of the figure.
         meaning, advice, source: Texts of the `AuditFinding`.
+        same_cause_as: Names of earlier checks that find the same cause, in the same units.
+        follows_from: Names of earlier checks whose finding may have this one as a
+            consequence, in any unit.
     """
 
     name: str
@@ -61,6 +60,14 @@ class Check:
     meaning: str
     advice: str
     source: str
+    same_cause_as: tuple[str, ...] = ()
+    follows_from: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> str:
+        """The healthy range in words."""
+        low, high = (shown(limit, self.unit) for limit in self.limits.healthy)
+        return f"healthy: {low} to {high}" if self.limits.healthy[0] else f"healthy: up to {high}"
 
     def finding(
         self,

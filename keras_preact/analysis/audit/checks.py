@@ -27,9 +27,9 @@ CHECKS: tuple[Check, ...] = (
         Limits((0, 0), (0, 1)),
         "A ReLU after the addition blocks gradients wherever the sum is negative. The effect "
         "grows with the depth.",
-        "Use full pre-activation: a normalisation and an activation before each weight layer, "
-        "and a last pair in the head.",
+        order.FULL_PREACTIVATION,
         f"{PAPER}, Sec. 4 and Fig. 4",
+        same_cause_as=("identity path",),
     ),
     Check(
         "branch order",
@@ -40,6 +40,7 @@ CHECKS: tuple[Check, ...] = (
         "Put a normalisation, then an activation, right before each weight layer of the branch. "
         "In a transformer, put a normalisation at the start of the branch.",
         f"{PAPER}, Fig. 4 and Table 2",
+        same_cause_as=("activation after addition",),
     ),
     Check(
         "normalised input",
@@ -50,6 +51,7 @@ CHECKS: tuple[Check, ...] = (
         "without normalisation.",
         "Put a normalisation between each weight layer and the previous weight layer or addition.",
         f"{PAPER}, Sec. 4.2",
+        same_cause_as=("branch order",),
     ),
     Check(
         "final activation",
@@ -72,6 +74,7 @@ CHECKS: tuple[Check, ...] = (
         "Remove everything from the identity path, normalise the branches, or scale down their "
         "last weights with kp.initializers.DepthScaledHe().",
         f"{PAPER}, Eq. 5",
+        follows_from=("identity path", "branch order", "normalised input"),
     ),
     Check(
         "gradient of the weights",
@@ -83,6 +86,12 @@ CHECKS: tuple[Check, ...] = (
         "last weights with kp.initializers.DepthScaledHe(). If the ratio is about the depth, "
         "use a learning-rate warm-up.",
         f"{PAPER}, Eq. 5",
+        follows_from=(
+            "identity path",
+            "branch order",
+            "normalised input",
+            "gradient of the signal",
+        ),
     ),
     Check(
         "signal growth",
@@ -96,6 +105,7 @@ CHECKS: tuple[Check, ...] = (
         "Normalise the branches. Without normalisation, scale down their last weights, as "
         "kp.models.FIXUP does.",
         f"{PAPER}, Eq. 4",
+        follows_from=("identity path", "branch order", "normalised input"),
     ),
     Check(
         "weight scale",
@@ -159,5 +169,6 @@ CHECKS: tuple[Check, ...] = (
         "are 0.",
         "Normalise before the classifier, and initialise its weights within 1 / sqrt(fan_in).",
         "arXiv 1901.09321",
+        follows_from=("final activation", "signal growth", "sample scale"),
     ),
 )

@@ -11,11 +11,17 @@ from keras_preact.analysis.additions import Addition
 from keras_preact.analysis.audit.check import Check, count, largest_first
 from keras_preact.analysis.audit.measure import Spread
 from keras_preact.analysis.audit.network import Network
-from keras_preact.analysis.audit.report import AuditFinding, Status, listed
+from keras_preact.analysis.audit.report import AuditFinding, Status, listed, shown
 from keras_preact.arrangements import ARRANGEMENTS
 
 #: Recommended orders of a branch: in residual networks and in transformers.
 RECOMMENDED = ("full_preactivation", "pre_norm")
+
+#: What to do if the shortcuts of a network start after an activation by design.
+FULL_PREACTIVATION = (
+    "Use full pre-activation: a normalisation and an activation before each weight layer, and a "
+    "last pair in the head."
+)
 
 #: Largest healthy mean of a normalised input.
 MEAN_LIMIT = 0.5
@@ -73,6 +79,8 @@ def identity_path(check: Check, network: Network) -> AuditFinding:
     is_bearable = is_design and all(on_path in ({"activation"}, {"norm"}) for on_path in roles)
     is_bearable &= network.per_token or {"norm"} not in roles
     status = Status.WARN if is_bearable else Status.FAIL
+    if is_bearable and all(on_path == {"activation"} for on_path in roles):
+        advice = FULL_PREACTIVATION
     return check.finding(status, change[broken[0]], broken, detail + exemption, advice)
 
 
@@ -105,9 +113,10 @@ def activation_after_addition(check: Check, network: Network) -> AuditFinding:
     names = largest_first(shares)
     units = [unit for unit in network.units if unit.name in shares]
     mean = float(np.mean(list(shares.values())))
+    changed = shown(mean, check.unit)
     detail = (
         f"In {count(len(shares), 'unit')}, the shortcut starts after an activation (such as "
-        f"{network.graph.steps[activations[names[0]]].name}), which changes {mean:.1%} of the "
+        f"{network.graph.steps[activations[names[0]]].name}), which changes {changed} of the "
         "values on average. Such networks train, but in the paper full pre-activation has a lower "
         "error, and the gain grows with the depth: from 6.61 to 6.37 % with 110 weight layers, "
         f"from 7.61 to 4.92 % with 1,001 (Table 3). This one has {network.depth}."
@@ -226,8 +235,9 @@ def normalized_input(check: Check, network: Network) -> AuditFinding:
     where = limits.worst_first(std)[0]
     statuses, locations = [limits.status(judged[names[0]])], limits.unhealthy(judged, names)
     detail = (
-        f"Standard deviations are {min(std.values()):.3g} to {max(std.values()):.3g} ({limits}; "
-        f"worst: {where}), means up to {max(mean.values()):.3g} (healthy: up to {MEAN_LIMIT:g})."
+        f"Standard deviations are {min(std.values()):.3g} to {max(std.values()):.3g} "
+        f"({check.healthy}; worst: {where}), means up to {max(mean.values()):.3g} (healthy: up to "
+        f"{MEAN_LIMIT:g})."
     )
     if damped := _damped(network):
         statuses.append(Status.FAIL)

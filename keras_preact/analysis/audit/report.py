@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 WIDTH = 120
 
@@ -33,6 +33,8 @@ class AuditFinding:
         source: Paper and section.
         is_ranked: Whether the locations are worst first; else they are equally bad, in
             the order of the network.
+        explained_by: Check whose finding, at least as bad, may explain this one; empty if
+            there is none.
     """
 
     check: str
@@ -45,6 +47,7 @@ class AuditFinding:
     advice: str
     source: str
     is_ranked: bool = True
+    explained_by: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +62,8 @@ class Audit:
         units: Number of residual units.
         findings: One finding per check.
 
-    `str()` returns a verdict, a table of all checks and, for each check that did not
-    pass, what is wrong, where, and what to do.
+    `str()` returns a verdict and, for each cause, what to do and what is wrong. `text()`
+    also returns the evidence.
 
     Example:
 
@@ -98,17 +101,43 @@ class Audit:
                 finding["figure"] = None
         return content
 
+    @property
+    def causes(self) -> tuple[AuditFinding, ...]:
+        """Findings that did not pass and that no other one explains, worst first."""
+        causes = [each for each in self.findings if each.status != Status.PASS]
+        ranks = list(Status)
+        return tuple(
+            sorted(
+                (each for each in causes if not each.explained_by),
+                key=lambda each: -ranks.index(each.status),
+            )
+        )
+
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, evidence: bool = False) -> str:
+        """Return the audit for people.
+
+        Args:
+            evidence: Also return a table of all checks and, for each check that did not
+                pass, where, why it matters and the source.
+        """
         order = f"read as {self.arrangement}" if self.arrangement else "no known arrangement"
         network = (
             f"{self.model}: {self.units} residual unit{'s' * (self.units != 1)}, {self.depth} "
             f"weight layers, {order}."
         )
         lines = textwrap.wrap(f"{network} {self.worst}: {self.counts}.", WIDTH)
+        for cause in self.causes:
+            lines += ["", *_remedy(cause, self.findings)]
+        if not evidence:
+            return "\n".join(lines)
         lines += ["", f"      {'check':<26}{'figure':>9}  {'what it is':<38}  where"]
         for finding in self.findings:
             row = (
-                f"{finding.status}  {finding.check:<26}{finding.figure:>9.3g}  {finding.unit:<38}  "
+                f"{finding.status}  {finding.check:<26}{shown(finding.figure, finding.unit):>9}  "
+                f"{finding.unit:<38}  "
             )
             lines.append((row + listed(finding.locations, 1))[:WIDTH].rstrip())
         for finding in self.findings:
@@ -129,20 +158,40 @@ class Audit:
         return ", ".join(words) or f"all{of_all.removeprefix(' of')} pass"
 
 
+def _remedy(cause: AuditFinding, findings: Sequence[AuditFinding]) -> list[str]:
+    """Return the lines about a cause: what to do, what is wrong, and what it explains."""
+    found = cause.detail.partition(". ")[0].removesuffix(".")
+    paragraphs = [f"Found ({cause.check}): {found}."]
+    if explained := [each.check for each in findings if each.explained_by == cause.check]:
+        paragraphs.append(f"It may also explain: {', '.join(explained)}.")
+    first, *more = textwrap.wrap(cause.advice, WIDTH - 12)
+    return [f"{cause.status}  {first}", *_indented(more), *_indented(paragraphs)]
+
+
 def _details(finding: AuditFinding) -> list[str]:
-    """Return the lines about a check that did not pass."""
+    """Return the evidence of a check that did not pass."""
     rank = " (worst first)" if finding.is_ranked and len(finding.locations) > 1 else ""
     where = [f"Where{rank}: {listed(finding.locations, 5)}."] if finding.locations else []
+    advice = [f"What to do: {finding.advice}"] if finding.explained_by else []
     paragraphs = (
         finding.detail,
         *where,
-        f"What to do: {finding.advice}",
+        *advice,
         f"Why: {finding.meaning}",
         f"Source: {finding.source}.",
     )
+    return _indented(paragraphs)
+
+
+def _indented(paragraphs: Iterable[str]) -> list[str]:
     return [
         " " * 6 + line for paragraph in paragraphs for line in textwrap.wrap(paragraph, WIDTH - 12)
     ]
+
+
+def shown(figure: float, unit: str) -> str:
+    """Return a figure in words: shares in percent."""
+    return f"{100 * figure:.3g} %" if "share" in unit.split() else f"{figure:.3g}"
 
 
 def listed(locations: Sequence[str], shown: int) -> str:

@@ -9,7 +9,7 @@ from keras import ops
 from keras_preact.analysis.audit.check import Check
 from keras_preact.analysis.audit.measure import Spread
 from keras_preact.analysis.audit.network import Network
-from keras_preact.analysis.audit.report import AuditFinding, Status
+from keras_preact.analysis.audit.report import AuditFinding, Status, shown
 from keras_preact.preprocessing import LARGEST_SIZE
 
 
@@ -19,7 +19,8 @@ def _judged(check: Check, values: dict[str, float], detail: str) -> AuditFinding
     """
     worst = check.limits.worst_first(values)
     figure = values[worst[0]]
-    detail = detail.format(figure=f"{figure:.3g}", where=worst[0], limits=check.limits)
+    figure_in_words = shown(figure, check.unit)
+    detail = detail.format(figure=figure_in_words, where=worst[0], limits=check.healthy)
     locations = check.limits.unhealthy(values, worst)
     return check.finding(check.limits.status(figure), figure, locations, detail)
 

@@ -2,7 +2,9 @@
 figures equal NumPy's.
 """
 
+import dataclasses
 import json
+import types
 
 import keras
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from keras import layers
 
 import keras_preact as kp
-from keras_preact.analysis.audit import Status, audit
+from keras_preact.analysis.audit import Status, audit, causes
 from keras_preact.analysis.audit.checks import CHECKS
 from tests.keras_preact import harness
 from tests.keras_preact.harness import error_of, images
@@ -178,6 +180,9 @@ def test_each_mistake_is_found_at_its_place_and_nothing_else(mistake):
     assert statuses(result) == wanted, result
     assert result[next(iter(wanted))].locations[0] == place
     assert str(result.worst) == max(wanted.values(), key=list(Status).index)
+    # the doubled normalisation is in the next unit, not where the first one is
+    causes = [*wanted] if mistake == "norm after addition" else [*wanted][:1]
+    assert [each.check for each in result.causes] == causes
     if mistake in WORDS:
         assert f"has {WORDS[mistake]}. In {place}: " in result[PATH].detail
 
@@ -328,6 +333,7 @@ def test_arrangements_are_recognised(arrangement):
     checks, worst = ARRANGEMENTS[arrangement]
     assert result.arrangement == arrangement
     assert (set(statuses(result)), str(result.worst)) == (checks, worst)
+    assert len(result.causes) == bool(checks)
 
 
 @pytest.mark.parametrize("units", [3, 120])
@@ -540,10 +546,61 @@ def test_a_sample_is_made():
     assert "takes a Keras model" in error_of(lambda: audit("model.keras"))
 
 
+def test_several_mistakes_are_several_causes():
+    result = audit(chain(shortcut=lambda x, _: 0.5 * x, normalized=False, head=""), IMAGES)
+    assert [each.check for each in result.causes] == [PATH, ORDER, LAST]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "explained"),
+    [
+        ({PATH: "FAIL", "gradient of the signal": "FAIL"}, {"gradient of the signal": PATH}),
+        ({PATH: "WARN", "gradient of the signal": "FAIL"}, {}),  # it would hide a failure
+        (
+            {PATH: "FAIL", "gradient of the signal": "WARN", "gradient of the weights": "WARN"},
+            {"gradient of the signal": PATH, "gradient of the weights": PATH},
+        ),
+        (
+            {"gradient of the signal": "WARN", "gradient of the weights": "WARN"},
+            {"gradient of the weights": "gradient of the signal"},
+        ),
+        ({PATH: "FAIL", AFTER: "WARN", ORDER: "FAIL"}, {}),  # in other units
+        ({PATH: "FAIL", "dead channels": "WARN"}, {}),
+    ],
+)
+def test_what_explains_what(statuses, explained):
+    network = types.SimpleNamespace(graph=types.SimpleNamespace(steps=[]), units=[])
+    findings = [
+        check.finding(Status(statuses.get(check.name, "PASS")), 0.5, [f"of {check.name}"], "It is.")
+        for check in CHECKS
+    ]
+    found = causes.explained(CHECKS, findings, network)
+    assert {each.check: each.explained_by for each in found if each.explained_by} == explained
+    assert [dataclasses.replace(each, explained_by="") for each in found] == findings
+
+
 def test_report():
+    result = audit(chain(**MISTAKES["activated shortcut"][0]), IMAGES)
+    network = "chain: 3 residual units, 8 weight layers, read as"
+    lines = str(result).splitlines()
+    assert lines[:3] == [
+        f"{network} bn_after_addition. FAIL: 2 of 14 checks fail, 1 warns.",
+        "",
+        "FAIL  Take unit2_norm1 and unit2_relu1 off the shortcut.",
+    ]
+    assert lines[3].startswith(f"      Found ({PATH}): In 1 of 3 units, the identity path has a")
+    assert lines[-1] == f"      It may also explain: {AFTER}, {ORDER}."
+    evidence = result.text(evidence=True)
+    assert evidence.startswith(str(result))
+    for each in result.findings:
+        words = [each.unit] if each.status == Status.PASS else [each.check, each.unit, each.source]
+        assert all(word in evidence for word in words)
+    shares = " ".join(evidence.split())
+    assert f"{AFTER} {100 * result[AFTER].figure:.3g} % mean share of values" in shares
+    held = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert held["findings"][1]["explained_by"] == PATH
+    assert held["findings"][1]["figure"] == result[AFTER].figure  # a share, not percent
     result = audit(chain(**MISTAKES["scaling"][0]), IMAGES)
-    network = "chain: 3 residual units, 8 weight layers, read as full_preactivation."
-    assert str(result).startswith(f"{network} FAIL: 1 of 14 checks fails.\n")
     held = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert (held["passed"], held["worst"], len(held["findings"])) == (False, "FAIL", len(CHECKS))
     assert held["findings"][0]["locations"] == ["unit2"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_preact.analysis.audit import Audit, AuditFinding
+from keras_preact.analysis.audit.report import shown
 from keras_preact.analysis.figures import style
 
 HERE = Path(__file__).parent
@@ -93,6 +94,7 @@ def _verdict(audit: Audit | str, worst: Sequence[AuditFinding]) -> str:
         f'<li><strong class="{each.status}">{_text(each.check)}</strong>: {_text(each.detail)} '
         f"What to do: {_text(each.advice)}</li>"
         for each in worst
+        if not each.explained_by
     )
     return (
         f'<section class="verdict {status}"><p><strong class="{status}">{_text(verdict)}</strong>'
@@ -128,7 +130,8 @@ def _checks(findings: Sequence[AuditFinding]) -> str:
         rows.append(
             f'<tr><td class="status {each.status}">{each.status}</td>'
             f'<th scope="row">{_text(each.check)}</th>'
-            f'<td>{each.figure:.3g}<br><span class="note">{_text(each.unit)}</span></td>'
+            f"<td>{shown(each.figure, each.unit)}<br>"
+            f'<span class="note">{_text(each.unit)}</span></td>'
             f"<td>{'<br>'.join(map(_text, words))}<br>"
             f'<span class="note">{_text(each.source)}</span></td></tr>\n'
         )
