@@ -60,7 +60,9 @@ def test_every_command_works_in_its_order(tmp_path, monkeypatch):
     measured = json.loads((tmp_path / "runs/photos/metrics.json").read_text())
     assert measured["images"] == 360
     assert measured["accuracy"] > 0.2  # chance is 0.1
-    assert re.findall(r"^  (\d) +\d+\.\d\d %$", printed[before[-1]], re.M)
+    assert re.findall(r"^  (\d) +\d+\.\d\d %$", printed[before[-2]], re.M)
+    for table in ("predictions.csv", "runs/photos/predictions.csv"):
+        assert len((tmp_path / table).read_text().splitlines()) == 361
 
     assert serve == "keras-preact serve saved_models"
     [curl] = re.findall(r"^    (curl .*)$", PAGE, re.M)
