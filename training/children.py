@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,8 @@ from . import cli
 
 #: Exit status of a child that was stopped at its time limit, as of the command `timeout`.
 STOPPED = 124
+#: Time between two looks at the processes and the signals.
+POLL_SECONDS = 0.1
 
 _ROOT = Path(__file__).parents[1]
 
@@ -72,6 +75,62 @@ def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[i
         _kill(process)
         raise
     return process.returncode, out, err
+
+
+def statuses(
+    module: str,
+    arguments: Sequence[str],
+    parallel: int = 1,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> list[int]:
+    """Start a child for each argument, `parallel` of them at a time, with the stdout and
+    the stderr of this process, and return their exit statuses. The children receive SIGINT
+    and SIGTERM too; when they have saved their states, this process stops as well.
+
+    Raises:
+        KeyboardInterrupt: after SIGINT.
+        SystemExit: with status `cli.PREEMPTED` after SIGTERM.
+    """
+    waiting, running = list(range(len(arguments))), dict[int, subprocess.Popen]()
+    ended: dict[int, int] = {}
+    with _noting_signals() as received:
+        passed_on = 0
+        while running or (waiting and not received):
+            while waiting and not received and len(running) < parallel:
+                number = waiting.pop(0)
+                backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+                running[number] = start(module, arguments[number], backend, variables=variables)
+            for received_signal in received[passed_on:]:
+                for process in running.values():
+                    process.send_signal(received_signal)
+                passed_on += 1
+            now = {n: status for n in running if (status := running[n].poll()) is not None}
+            for number in now:
+                del running[number]
+            ended |= now
+            if not now:
+                time.sleep(POLL_SECONDS)
+    if signal.SIGINT in received:
+        raise KeyboardInterrupt
+    if signal.SIGTERM in received:
+        sys.exit(cli.PREEMPTED)
+    return [ended[number] for number in range(len(arguments))]
+
+
+@contextlib.contextmanager
+def _noting_signals() -> Iterator[list[int]]:
+    """Yield the list of the SIGINTs and SIGTERMs received so far, which end nothing."""
+    received: list[int] = []
+
+    def note(number: int, _frame) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Resident:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from .errors import UserError
+from .functions import is_own
 
 #: Fields of `Model` that say where a network starts. They are not arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
@@ -61,6 +62,12 @@ Normalization = Literal["batch", "layer", "group", "rms", "none"]
 Downsampling = Literal["strided", "average", "blur", "max"]
 
 
+def own_parts(model: Mapping[str, Any]) -> list[str]:
+    """Return the objects of a person in options of --model, also of another version."""
+    values = [model.get(option) for option in ("name", "arrangement", "shortcut", "block")]
+    return [value for value in values if value is not None and is_own(value)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """The network: a registered model and what to change in it. An option that is not
@@ -68,7 +75,8 @@ class Model:
     """
 
     name: str = "digits_resnet20_preact"
-    """A registered model, such as cifar_resnet110_preact; `keras-preact train --help` lists all."""
+    """A registered model, such as cifar_resnet110_preact; `keras-preact train --help` lists all. Or
+    yours: MODULE:FUNCTION, which returns a Keras model."""
     weights: Path | None = None
     """For finetune: a trained network, which gets a new classifier: a run directory, a .keras file,
     or a shipped one as MODEL:WEIGHTS, such as cifar_resnet20_preact:cifar10."""
@@ -78,16 +86,16 @@ class Model:
     """Mean pixel (0 to 255) of a network of --model.weights without preprocessing layer."""
     std: tuple[float, ...] = ()
     """Standard deviation of the pixels, together with --model.mean."""
-    arrangement: Arrangement | None = None
-    """Order of BN, ReLU and weights in a unit (Fig. 4 of the paper)."""
-    shortcut: Shortcut | None = None
-    """Type of shortcut (Table 1 of the paper)."""
+    arrangement: Arrangement | str | None = None
+    """Order of BN, ReLU and weights in a unit (Fig. 4 of the paper), or yours: MODULE:OBJECT."""
+    shortcut: Shortcut | str | None = None
+    """Type of shortcut (Table 1 of the paper), or yours: MODULE:OBJECT."""
     scales: tuple[float, float] | None = None
     """Factors of shortcut and residual, such as 0.5 1. For constant_scaling."""
     gate_bias: float | None = None
     """Initial bias of the gates, such as -6. For the two gating shortcuts."""
-    block: Block | None = None
-    """Weights of the residual branch."""
+    block: Block | str | None = None
+    """Weights of the residual branch, or yours: MODULE:OBJECT."""
     normalization: Normalization | None = None
     """Normalisation layer."""
     activation: str | None = None
@@ -114,6 +122,11 @@ class Model:
     """Keras dtype policy: float32, mixed_bfloat16, mixed_float16, or auto: the faster of two."""
     options: tuple[str, ...] = ()
     """Other options of network, units or block, as NAME=VALUE: output_stride=8 use_bias=true."""
+
+    @property
+    def functions(self) -> list[str]:
+        """Objects of a person that the network is made of, each as MODULE:OBJECT."""
+        return own_parts(vars(self))
 
     def overrides(self) -> dict:
         """Return the fields that are set, as arguments of `kp.create_model`."""
@@ -312,8 +325,9 @@ class Config:
 
     @property
     def functions(self) -> list[str]:
-        """Functions of a person that the options name, each as MODULE:FUNCTION."""
-        return [*([self.data.name] if self.data.is_function else []), *self.callbacks]
+        """Functions and objects of a person that the options name, each as MODULE:FUNCTION."""
+        data = [self.data.name] if self.data.is_function else []
+        return [*self.model.functions, *data, *self.callbacks]
 
     @property
     def micro_batch_size(self) -> int:
@@ -351,7 +365,7 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
     to config.json.
 
     Raises:
-        UserError: for an unknown option.
+        UserError: for an unknown option, or a value of another type.
     """
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(values) - set(hints))
@@ -360,16 +374,36 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
             f"Another version of keras-preact wrote this configuration: its option {unknown[0]} "
             "is unknown here."
         )
-    return kind(**{name: _read(hints[name], value) for name, value in values.items()})
+    return kind(**{name: _read(name, hints[name], value) for name, value in values.items()})
 
 
-def _read(hint: Any, value: Any) -> Any:
+def _read(name: str, hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value)
     if isinstance(value, list):
-        return tuple(value)
-    is_path = isinstance(value, str) and Path in (hint, *typing.get_args(hint))
-    return Path(value) if is_path else value
+        value = tuple(value)
+    elif isinstance(value, str) and Path in (hint, *typing.get_args(hint)):
+        value = Path(value)
+    if not _is_of(hint, value):
+        raise UserError(f"The option {name} cannot be {value!r}.")
+    return value
+
+
+def _is_of(hint: Any, value: Any) -> bool:
+    """Return whether a value has the type of an option."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return value in arguments
+    if typing.get_origin(hint) is tuple:
+        each = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        return isinstance(value, tuple) and (
+            len(each) == len(value) and all(map(_is_of, each, value))
+        )
+    if arguments:  # one of several types
+        return any(_is_of(each, value) for each in arguments)
+    if isinstance(value, bool):  # which Python counts as an int
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)
 
 
 def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> list[str]:
@@ -379,6 +413,13 @@ def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> li
     first, second = (_flat(dataclasses.asdict(config)) for config in (one, other))
     names = [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
     return [name for name in names if name not in ignored]
+
+
+def option_names() -> list[str]:
+    """Return the names of all options on the command line, without dashes, except for
+    `FREE` options.
+    """
+    return [name.replace("_", "-") for name in _flat(dataclasses.asdict(Config()))]
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,14 +1,19 @@
 """Recipes: functions that return a `Config`. `keras-preact train RECIPE` runs one;
-options change its fields.
+options change its fields. A recipe of a person is MODULE:RECIPE.
 
 Each docstring gives the result: the published number with its source
 (`kp.published`), the number that was measured here, or that nothing was measured.
 """
 
 import dataclasses
+import functools
+import inspect
+import json
 from collections.abc import Callable, Mapping
 
-from .config import Config, Data, Model, Optimizer, Schedule
+from . import functions
+from .config import Config, Data, Model, Optimizer, Schedule, from_json
+from .errors import UserError, lookup, reading
 
 _CIFAR10 = Data("cifar10", augmentation="pad_crop_flip")
 
@@ -198,3 +203,34 @@ RECIPES: Mapping[str, Callable[[], Config]] = {
         *(cifar100, imagenet, folder, folder_small, finetune),
     )
 }
+
+
+def find(name: str) -> Callable[[], Config]:
+    """Return the recipe of this name, or a recipe of a person, MODULE:RECIPE: a function
+    without arguments that returns a `Config`.
+
+    Raises:
+        UserError: if there is none. The recipe of a person raises one if it returns
+            something else.
+    """
+    if not functions.is_own(name):
+        return lookup(RECIPES, name, "recipe of train")
+    own = functions.find_object(name, "RECIPE", "my_recipes:small")
+
+    @functools.wraps(own)
+    def recipe() -> Config:
+        try:
+            inspect.signature(own).bind()
+        except TypeError as error:
+            raise UserError(
+                f"The recipe {name} must be a function without arguments: {error}"
+            ) from error
+        with functions.users_code(name):
+            config = own()
+        with reading(f"The recipe {name} must return a Config. Received: {config!r:.200}"):
+            # as from a file, which checks the types of all options
+            return from_json(
+                Config, json.loads(json.dumps(dataclasses.asdict(config), default=str))
+            )
+
+    return recipe

@@ -23,7 +23,8 @@ import keras_preact as kp
 from keras_preact.analysis import figures
 from keras_preact.analysis.figures import style
 from keras_preact.analysis.figures.diagrams import draw_diagram, in_words
-from training.reproduce import pictures, report, results
+from training import ranks
+from training.reproduce import pictures, results
 
 ROOT = Path(__file__).parents[2]
 #: Blocks to draw, each with an arrangement.
@@ -77,7 +78,7 @@ def _verdict(trials: dict[str, Sequence[results.Record]]) -> str:
     """
     (one, first), (other, second) = trials.items()
     errors = ([record.error for record in results.largest(each)] for each in (first, second))
-    sign = report.difference(*errors)
+    sign = ranks.difference(*errors)
     if not sign:
         return "Test errors: no clear difference"
     return f"Lower test error: {in_words(one if sign < 0 else other)}"

@@ -1,13 +1,17 @@
 """The recipes: the paper's numbers as literals, and how options change them."""
 
 import dataclasses
+import re
+import sys
 
 import pytest
 
 import keras_preact as kp
-from training.config import Data, Model
+from tests.training.calls import error_of
+from training.config import Config, Data, Model
 from training.data.pipelines import AUGMENTATIONS
 from training.data.sources import SOURCES
+from training.directory import runs
 from training.recipes import RECIPES
 from training.run import plans
 
@@ -93,3 +97,72 @@ def test_every_recipe_fits_together(received, name):
     # recipes for a user's images hold out some of them
     own = config.data.name in ("digits", "folder")
     assert config.data.holdout == (0.1 if own else 0)
+
+
+OWN = '''
+import dataclasses
+from training.config import Config
+
+
+def small():
+    """A recipe of mine."""
+    return Config(batch_size=7)
+
+
+def wrong():
+    return Config(batch_size="7")
+
+
+def nothing():
+    return None
+
+
+def depth(layers):
+    return Config()
+
+
+value = 3
+
+
+def fails():
+    raise ValueError("a bug of the user")
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_recipes.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("own_recipes", None)
+
+
+def test_a_recipe_of_a_person(own, received, capsys):
+    assert received("own_recipes:small", "--seed", "3") == Config(batch_size=7, seed=3)
+    with pytest.raises(SystemExit):
+        received("own_recipes:small", "--help")
+    assert "A recipe of mine." in capsys.readouterr().out
+    path = runs.default_directory("own_recipes:small")
+    assert re.fullmatch(r"runs/own_recipes-small-2\d{7}-\d{6}", str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_recipes:large", "RECIPE must be MODULE:NAME, such as my_recipes:small"),
+        ("other_recipes:small", "No module named 'other_recipes'"),
+        ("own_recipes:wrong", "The option batch_size cannot be '7'"),
+        ("own_recipes:nothing", "must return a Config. Received: None"),
+        ("own_recipes:depth", "must be a function without arguments: missing"),
+        ("own_recipes:value", "must be a function without arguments"),
+        ("small", "Unknown recipe of train: 'small'. Did you mean 'folder_small'"),
+    ],
+)
+def test_recipes_that_are_none(name, message, own, received, capsys):
+    assert message in error_of(capsys, received, name)
+
+
+def test_a_fault_in_a_recipe_shows_its_trace(own, received):
+    with pytest.raises(RuntimeError, match="own_recipes:fails raised ValueError: a bug"):
+        received("own_recipes:fails")

@@ -17,6 +17,9 @@ from .table import examples
 #: For the help texts: an option of every command.
 VERBOSE = "With --verbose, an error shows where it comes from."
 
+#: Exit status of a run that was stopped by SIGTERM and can be resumed; EX_TEMPFAIL of sysexits.h,
+#: "try again later".
+PREEMPTED = 75
 #: Exit status after stdout was closed, as by `| head`: that of a program that SIGPIPE ended.
 PIPED = 141
 

@@ -26,11 +26,20 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
         "Train and use a network",
-        "Train a network by a recipe, or resume a run.",
+        "Train a network by a recipe, or by the options of a run.",
         {
             "train digits": "handwritten digits, a minute on a CPU",
             "train folder_small --data.dir PHOTOS --epochs 30": "your images",
-            "train --resume runs/NAME": "after an interruption",
+            "train digits --seeds 5": "five runs with different seeds, then a table",
+            "train --config runs/NAME --lr 0.05": "the options of a run, and another rate",
+        },
+    ),
+    "resume": Command(
+        "Train and use a network",
+        "Resume an interrupted run.",
+        {
+            "resume runs/NAME": "with its own options",
+            "resume runs/NAME --trust": "if it has functions or parts of yours",
         },
     ),
     "evaluate": Command(

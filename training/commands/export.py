@@ -66,8 +66,8 @@ def export(
             fitted: the one that `keras-preact evaluate` fitted on held-out images.
         data_dir: Directory of the images, for bfloat16 and int8. If not given: the run's
             own.
-        trust: Call the function that loads the data of the run, which its config.json
-            names. For bfloat16 and int8.
+        trust: Import parts of yours in the network, and for bfloat16 and int8 call the
+            function that loads the data of the run, which its config.json names.
     """
     if name != Path(name).name or name.startswith("."):
         raise UserError(
@@ -89,7 +89,8 @@ def export(
 
     from ..directory import models
 
-    model, path = models.open_run(run, checkpoint)
+    again = command("export", run, "--name", name, "--trust")
+    model, path = models.open_run(run, checkpoint, "" if trust else again)
     metrics = measurements.of_run(run, config, path, checkpoint)
     if metrics is None and format == "saved_model":
         option = [] if checkpoint == "final" else ["--checkpoint", checkpoint]

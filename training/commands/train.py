@@ -1,26 +1,34 @@
-"""Train a network by a recipe, or resume a run: `keras-preact train`."""
+"""Train a network by a recipe, or by the options of a run: `keras-preact train`. Resume a
+run.
+"""
 
 import contextlib
 import dataclasses
 import difflib
 import inspect
+import itertools
+import json
 import math
-import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
 
-from .. import cli
+import tyro
+
+from .. import cli, functions, recipes
 from ..config import Config, from_json
 from ..directory import runs
-from ..errors import UserError, command
-from ..functions import trust
+from ..errors import UserError, check_positive, command
 from ..recipes import RECIPES
 from ..run import started
 
 #: Beginning of the help text. Braces in names of models list alternatives.
 DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
 The run is written to runs/RECIPE-DATE-TIME, or to --output.
-Interrupted runs resume exactly: train --resume RUN, with --trust if it has functions of yours.
+Interrupted runs resume exactly: keras-preact resume RUN.
+In place of RECIPE, --config RUN takes all options from the config.json of a run, and
+MODULE:RECIPE calls a function of yours that returns a Config.
 Set KERAS_BACKEND to tensorflow (default), jax or torch.
 
 Models for --model.name:
@@ -34,6 +42,8 @@ Models for --model.name:
   imagenet_resnext{50_32x4d,101_32x8d}_preact
 
 Recipes:"""
+
+T = TypeVar("T", bound="Options")
 
 #: Option that is not a field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
@@ -59,25 +69,147 @@ def train(config: Config, recipe: str) -> Path | None:
             raise UserError(diverged.explanation) from diverged
 
 
+@dataclasses.dataclass(frozen=True)
+class Options(Config):
+    """The options of `train RECIPE`: those of a run, and how many runs."""
+
+    seeds: int | None = None
+    """Number of runs, one after the other, with the seeds --seed, --seed + 1, ... Each has its
+    directory in --output. The same command resumes them. It ends with the table of compare."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionsOfRun(Options):
+    """The options of `train --config RUN`."""
+
+    trust: bool = False
+    """Call the functions and import the parts of yours that the file names. It may come from
+    somebody else."""
+
+
 def main(argv: Sequence[str]) -> None:
     """Parse the arguments and train."""
     words, verbose = cli.split_verbose(argv)
-    if words[:1] == ["--resume"]:
-        cli.guard(lambda: _resume(words[1:]), verbose)
-        return
-    lines = {name: _about(name)[0] for name in RECIPES}
-    cli.choose("train", DESCRIPTION, lines, _start, argv, word="RECIPE")
+    first, equals, value = words[0].partition("=") if words else ("", "", "")
+    if first == "--resume" and not equals:
+        cli.main("resume", resume, [word for word in argv if word != first])
+    elif first == "--resume":
+        cli.guard(lambda: _refuse_value(value), verbose)
+    elif first == "--config":
+        file, *others = [value, *words[1:]] if equals else [*words[1:], ""]
+        cli.guard(lambda: _start_again(file, [word for word in others if word]), verbose)
+    elif functions.is_own(first):
+        cli.guard(lambda: _start(words[0], words[1:]), verbose)
+    else:
+        lines = {name: _about(recipe)[0] for name, recipe in RECIPES.items()}
+        cli.choose("train", DESCRIPTION, lines, _start, argv, word="RECIPE")
+
+
+def resume(run: Annotated[Path, tyro.conf.Positional], /, trust: bool = False) -> None:
+    """Resume an interrupted run with its own options. It ends as it would have without the
+    interruption.
+
+    To start a run or resume it by the same line, add --output RUN --resume to that of
+    `keras-preact train RECIPE`.
+
+    Args:
+        run: The run directory.
+        trust: Call the functions that its config.json names: it may come from somebody
+            else.
+    """
+    described = runs.read_config(run)
+    path = run / "config.json"
+    config = runs.config_of(path, described)
+    functions.trust(config.functions, path, command("resume", run, "--trust"), trust)
+    train(dataclasses.replace(config, output=run, resume=True), _recipe_in(described))
 
 
 def _start(recipe: str, argv: Sequence[str]) -> None:
-    default, options = _stretched(RECIPES[recipe](), argv)
-    description = "\n\n".join([*_about(recipe), EPOCHS_HELP])
-    train(cli.parse(f"train {recipe}", Config, options, description, default=default), recipe)
+    """Train by a recipe."""
+    function = recipes.find(recipe)
+    config, options = _configured(Options, recipe, function(), _about(function), argv)
+    _train(config, recipe, options.seeds, [recipe, *argv])
 
 
-def _about(recipe: str) -> list[str]:
+def _start_again(file: str, argv: Sequence[str]) -> None:
+    """Train by the options of a run."""
+    if not file or file.startswith("-"):
+        raise UserError(
+            f"--config takes a run directory or its config.json. Received: {file or 'nothing'}"
+        )
+    path = Path(file)
+    if not path.exists():
+        raise UserError(
+            f"{path} does not exist. --config takes a run directory or its config.json."
+        )
+    described = runs.read_config(path) if path.is_dir() else runs.read_description(path)
+    path = path / "config.json" if path.is_dir() else path
+    own = dataclasses.replace(
+        runs.config_of(path, described), output=None, resume=False, dry_run=False
+    )
+    about = [f"The options of {path}. Those that you give replace them."]
+    config, options = _configured(OptionsOfRun, f"--config {file}", own, about, argv)
+    given = {word.partition("=")[2] or word for word in argv}
+    named = [name for name in config.functions if name in own.functions and name not in given]
+    again = command("train", "--config", file, *argv, "--trust")
+    functions.trust(named, path, again, options.trust)
+    _train(config, _recipe_in(described), options.seeds, ["--config", file, *argv])
+
+
+def _train(config: Config, recipe: str, seeds: int | None, words: Sequence[str]) -> None:
+    """Train a run, or one for each of several seeds; `words` are the arguments."""
+    if seeds is None:
+        train(config, recipe)
+    elif config.dry_run:
+        check_positive(seeds=seeds)
+        train(config, recipe)
+        print(f"Each of the {seeds} runs is like this one.")
+    else:
+        from .seeds import train_seeds
+
+        train_seeds(config, recipe, seeds, words)
+
+
+def _recipe_in(described: Mapping[str, Any]) -> str:
+    """Return the name of the recipe in the content of a config.json."""
+    return str(described.get("recipe", "run"))
+
+
+def _configured(
+    kind: type[T], name: str, default: Config, about: Sequence[str], argv: Sequence[str]
+) -> tuple[Config, T]:
+    """Return the configuration that arguments ask for, and all options."""
+    default, words = _stretched(default, argv)
+    _check_resume(words)
+    options = cli.parse(
+        f"train {name}",
+        kind,
+        words,
+        "\n\n".join([*about, EPOCHS_HELP]),
+        default=kind(**vars(default)),
+    )
+    fields = [field.name for field in dataclasses.fields(Config)]
+    return Config(**{field: getattr(options, field) for field in fields}), options
+
+
+def _about(recipe: Callable[[], Config]) -> list[str]:
     """Return the paragraphs of a recipe's docstring. The first one must be one line."""
-    return (inspect.getdoc(RECIPES[recipe]) or "").split("\n\n")
+    return (inspect.getdoc(recipe) or "").split("\n\n")
+
+
+def _check_resume(options: Sequence[str]) -> None:
+    """Check that --resume after a recipe has no value."""
+    for word, following in itertools.pairwise([*options, "-"]):
+        name, equals, value = word.partition("=")
+        if name == "--resume" and (equals or not following.startswith("-")):
+            _refuse_value(value if equals else following)
+
+
+def _refuse_value(run: str) -> NoReturn:
+    raise UserError(
+        f"To resume a run with its own options: {command('resume', run or 'RUN')}. After a "
+        "recipe, --resume takes no value: it resumes the run in --output."
+    )
 
 
 def _stretched(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]:
@@ -105,17 +237,6 @@ def _epochs(text: str) -> float:
     raise UserError(f"--epochs takes a positive number. Received: {text!r}")
 
 
-def _resume(arguments: Sequence[str]) -> None:
-    """Resume a run with its own options."""
-    others = [argument for argument in arguments if argument != "--trust"]
-    if len(others) != 1:
-        raise UserError(
-            f"`{command('train', '--resume', 'RUN')}` takes a run directory and no other "
-            f"option than --trust. Received: {shlex.join(arguments)}"
-        )
-    run = Path(others[0])
-    described = runs.read_config(run)
-    config = from_json(Config, described["config"])
-    again = command("train", "--resume", run, "--trust")
-    trust(config.functions, run / "config.json", again, "--trust" in arguments)
-    train(dataclasses.replace(config, output=run, resume=True), described["recipe"])
+if __name__ == "__main__":  # one of the runs of --seeds
+    recipe, options = json.loads(sys.argv[1])
+    cli.guard(lambda: train(from_json(Config, options), recipe))

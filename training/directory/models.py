@@ -11,24 +11,33 @@ import keras_preact as kp
 
 from ..disk import replacing
 from ..errors import UserError, reading
+from ..functions import find_object, trust
+from . import runs
 from .checkpoints import Checkpoints
 
 #: File in checkpoints/ with the network, without its weights.
 ARCHITECTURE = "network.json"
 
 
-def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
-    """Return a run's model, not compiled, and the file with its weights.
+def open_run(run: Path, checkpoint: str = "final", again: str = "") -> tuple[keras.Model, Path]:
+    """Return a run's model, not compiled, and the file with its weights. Parts of a person
+    in it are imported.
 
     Args:
         run: A run directory.
         checkpoint: `"final"` (model.keras, written at the end), `"best"`
             (checkpoints/best.keras) or `"last"`, the newest complete checkpoint. This has
             the trained weights, also in a run that averages them.
+        again: Command line that trusts the parts, for the error; empty: they are trusted.
 
     Raises:
-        UserError: if it does not exist; the message names the ones that do.
+        UserError: if it does not exist; the message names the ones that do. Or if a
+            person has to trust its parts.
     """
+    own = runs.parts_of(run)
+    trust(own, run / "config.json", again, not again)
+    for name in own:
+        find_object(name, f"A part in {run / 'config.json'}", "my_parts:my_shortcut")
     saved = Checkpoints(run / "checkpoints").newest(_warn) if checkpoint == "last" else None
     if saved is None:
         path = _model_path(run, checkpoint)

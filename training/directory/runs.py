@@ -7,13 +7,14 @@ import fcntl
 import json
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, differences, from_json
+from ..config import Config, differences, from_json, own_parts
 from ..errors import UserError, check_utf8, command, reading, writing
 
 #: File of a run directory that names the process that trains in it. The file stays; its lock ends
@@ -23,18 +24,26 @@ LOCK = ".lock"
 BROKEN = "broken.txt"
 
 
+def default_directory(recipe: str) -> Path:
+    """Return the directory of a run without `--output`. A recipe of a person is
+    MODULE:RECIPE.
+    """
+    name = re.sub(r"[^\w.-]+", "-", recipe)
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
 def new_directory(output: Path | None, recipe: str) -> Path:
     """Return the directory for a new run, without making it. Raise a UserError if it is
     not empty.
     """
-    run = output or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run = output or default_directory(recipe)
     check_utf8(run, "--output")
     # hidden files are left over by a process that was killed while it wrote
     if run.exists() and (
         not run.is_dir() or any(not path.name.startswith(".") for path in run.iterdir())
     ):
         resume = (
-            f" To resume the run in it: {command('train', '--resume', run)}"
+            f" To resume the run in it: {command('resume', run)}"
             if (run / "config.json").is_file()
             else ""
         )
@@ -99,7 +108,7 @@ def check_same(run: Path, config: Config, data: Mapping[str, Any]) -> None:
     if different:
         raise UserError(
             f"{run} was started with another value of {', '.join(different)}. "
-            f"To resume it with its own options: {command('train', '--resume', run)}"
+            f"To resume it with its own options: {command('resume', run)}"
         )
     changes = _changes(described, data)
     if changes:
@@ -159,10 +168,36 @@ def read_config(run: Path) -> dict:
         raise UserError(f"The run directory {run} does not exist.")
     if not path.is_file():
         raise UserError(f"{run} is not a run directory: it has no config.json.")
+    return read_description(path)
+
+
+def read_description(path: Path) -> dict:
+    """Return the content of a config.json, which may have another name and place."""
     with reading(f"{path} is damaged"):
         described = json.loads(path.read_text())
     if not isinstance(described, dict) or "config" not in described:
-        raise UserError(
-            f"{run} is not a run directory: its config.json was not written by {command('train')}."
-        )
+        raise UserError(f"{path} was not written by {command('train')}.")
     return described
+
+
+def parts_of(run: Path) -> list[str]:
+    """Return the objects of a person in the network of a run, each as MODULE:OBJECT."""
+    if not (run / "config.json").is_file():
+        return []
+    described = read_config(run)
+    with reading(f"{run / 'config.json'} is damaged"):
+        return own_parts(described["config"].get("model", {}))
+
+
+def config_of(path: Path, described: Mapping[str, Any]) -> Config:
+    """Return the configuration in the content of a config.json.
+
+    Args:
+        path: The file, for the error.
+        described: Its content.
+
+    Raises:
+        UserError: for a configuration that is damaged or of another version.
+    """
+    with reading(f"{path} is damaged or of another version"):
+        return from_json(Config, described["config"])

@@ -1,20 +1,16 @@
 """The command line: `keras-preact reproduce COMMAND`."""
 
-import contextlib
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import children, cli
 from ..errors import UserError, check_positive, nearest
+from ..functions import is_own
 from . import results
 from .depth import depth
 from .results import RESULTS
@@ -23,12 +19,10 @@ from .run import Options
 if TYPE_CHECKING:
     from .rows import Trial
 
-#: Time between two looks at the processes and the signals.
-POLL_SECONDS = 0.1
-
 DESCRIPTION = """Train every row of a table of results, to compare it with its published number.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
 Set KERAS_BACKEND to tensorflow (default), jax or torch.
+In place of COMMAND, MODULE:TABLE trains the rows of a table of yours, and prints it.
 Tables on CIFAR need its images; the paper's tables also need an accelerator."""
 
 
@@ -64,8 +58,23 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the arguments and do what they say."""
+    words, verbose = cli.split_verbose(sys.argv[1:] if argv is None else argv)
+    if words and is_own(words[0]):
+        cli.guard(lambda: _train_own(words[0], words[1:]), verbose)
+        return
     lines = {name: about for name, (about, _) in COMMANDS.items()}
     cli.choose("reproduce", DESCRIPTION, lines, _start, argv)
+
+
+def _train_own(name: str, argv: Sequence[str]) -> None:
+    """Train the rows of a table of a person, and print it."""
+    options = cli.parse(f"reproduce {name}", Options, argv, f"Train the rows of {name}.")
+    train(options, [name])
+    if not options.smoke:
+        from . import report, rows
+
+        groups = results.groups(results.read(options.output))
+        print(f"\n{report.table_text(rows.table(name), groups)}")
 
 
 def _start(command: str, argv: Sequence[str]) -> None:
@@ -94,6 +103,7 @@ def train(options: Options, tables: Sequence[str]) -> None:
         smoke = options.work / "smoke"
         options = dataclasses.replace(options, output=smoke / "results", work=smoke / "runs")
     trials = chosen(tables, options.rows)
+    own = tables[0] if is_own(tables[0]) else None
     if options.smoke:  # only now: the options are right
         shutil.rmtree(smoke, ignore_errors=True)
     runs = [(trial.name, seed) for trial in trials for seed in range(options.seeds)]
@@ -101,7 +111,7 @@ def train(options: Options, tables: Sequence[str]) -> None:
     print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
     failed = [
         f"{trial}, seed {seed}"
-        for (trial, seed), status in zip(missing, _statuses(missing, options), strict=True)
+        for (trial, seed), status in zip(missing, _statuses(missing, options, own), strict=True)
         if status
     ]
     if failed:
@@ -120,9 +130,9 @@ def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
     Raises:
         UserError: for an unknown row.
     """
-    from .rows import TABLES
+    from .rows import table
 
-    rows = [row for table in tables for row in TABLES[table].rows]
+    rows = [row for name in tables for row in table(name).rows]
     wanted = {row.trial.name for row in rows if not names}
     for name in names:
         matches = [
@@ -138,63 +148,18 @@ def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
     return list(trials.values())
 
 
-def _statuses(runs: Sequence[tuple[str, int]], options: Options) -> list[int]:
+def _statuses(runs: Sequence[tuple[str, int]], options: Options, table: str | None) -> list[int]:
     """Train every run, a trial and its seed, in a process of its own, `options.parallel` of
-    them at a time, and return their exit statuses. The processes receive SIGINT and
-    SIGTERM too; when they have saved their states, this process stops as well.
+    them at a time, and return their exit statuses.
     """
-    from ..run.signals import PREEMPTED
-
     variables = {
         # the runs of a trial compile the same functions
         "JAX_COMPILATION_CACHE_DIR": str(options.work.absolute() / "compiled"),
         # JAX takes so much of the device's memory at once
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / options.parallel:.2f}",
     }
-    waiting, running = list(runs), dict[tuple[str, int], subprocess.Popen]()
-    statuses: dict[tuple[str, int], int] = {}
-    with _noting_signals() as received:
-        passed_on = 0
-        while running or (waiting and not received):
-            while waiting and not received and len(running) < options.parallel:
-                run = waiting.pop(0)
-                running[run] = children.start(
-                    f"{__package__}.run",
-                    json.dumps((*run, dataclasses.asdict(options)), default=str),
-                    os.environ.get("KERAS_BACKEND", "tensorflow"),
-                    variables=variables,
-                )
-            for number in received[passed_on:]:
-                for process in running.values():
-                    process.send_signal(number)
-                passed_on += 1
-            ended = {run: status for run in running if (status := running[run].poll()) is not None}
-            for run in ended:
-                del running[run]
-            statuses |= ended
-            if not ended:
-                time.sleep(POLL_SECONDS)
-    if signal.SIGINT in received:
-        raise KeyboardInterrupt
-    if signal.SIGTERM in received:
-        sys.exit(PREEMPTED)
-    return [statuses[run] for run in runs]
-
-
-@contextlib.contextmanager
-def _noting_signals() -> Iterator[list[int]]:
-    """Yield the list of the SIGINTs and SIGTERMs received so far, which end nothing."""
-    received: list[int] = []
-
-    def note(number: int, _frame) -> None:
-        received.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    jobs = [json.dumps((*run, dataclasses.asdict(options), table), default=str) for run in runs]
+    return children.statuses(f"{__package__}.run", jobs, options.parallel, variables)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,15 @@ results/README.md.
 
 import collections
 import itertools
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from .. import disk
 from ..cli.terminal import duration, markdown
 from ..errors import command, missing_packages
+from ..ranks import difference, median, number, spread
 from . import depth, pictures, results
 from .pictures import Groups
 from .results import RESULTS, Record, Setting, by_setting
@@ -22,10 +20,6 @@ from .rows import FIGURES, TABLES, Row, Table
 
 #: The paper's "fail": a test error in percent above this.
 FAIL = 20.0
-#: Chance that two equal rows look different, of "higher" and "lower".
-LEVEL = 0.05
-#: Largest number of ways to divide the runs of two rows for which the p-value is exact.
-EXACT = 200_000
 NOTHING = "-"
 
 READING = """Published numbers are test errors in percent, medians of 5 runs unless noted. Our \
@@ -181,23 +175,6 @@ def _published(row: Row) -> str:
     return f"{row.published.error:.2f}" + ("" if statistic == "median of 5" else f" ({statistic})")
 
 
-def spread(values: Sequence[float | None], digits: str) -> str:
-    """Return the median of the runs, with the smallest and the largest number. None is
-    the number of a run that diverged, which is larger than every other.
-
-    Example:
-
-    >>> spread([6.4, None, 6.2], ".1f"), spread([6.4, None], ".1f"), spread([6.4], ".1f")
-    ('6.4 (6.2 to diverged)', 'diverged (6.4 to diverged)', '6.4')
-    """
-    numbers = list(map(_number, values))
-    middle, *ends = (
-        format(number, digits) if math.isfinite(number) else "diverged"
-        for number in (statistics.median(numbers), min(numbers), max(numbers))
-    )
-    return middle if ends[0] == ends[1] else f"{middle} ({' to '.join(ends)})"
-
-
 def _final(records: Sequence[Record], name: str, digits: str) -> str:
     return spread([record.final[name] for record in records], digits)
 
@@ -243,7 +220,7 @@ def against(table: Table, line: Line, groups: Groups) -> str:
     words = "higher" if ours > 0 else "lower"
     published = {each.trial.name: each.published for each in table.rows}
     pair = [published.get(name) for name in (row.trial.name, row.baseline or "")]
-    errors = [_number(each.error) for each in pair if each is not None]
+    errors = [number(each.error) for each in pair if each is not None]
     if len(errors) < 2:
         return words
     return f"{words}, {'as' if (errors[0] > errors[1]) == (ours > 0) else 'unlike'} published"
@@ -262,10 +239,10 @@ def order(table: Table, groups: Groups) -> str:
         if better is None or worse is None or not one.setting.fits(other.setting):
             continue
         one_network = (better.network, better.dataset) == (worse.network, worse.dataset)
-        if not one_network or _number(better.error) >= _number(worse.error):
+        if not one_network or number(better.error) >= number(worse.error):
             continue
         errors, others = ([record.error for record in line.records] for line in (one, other))
-        lower.append(_median(errors) < _median(others))
+        lower.append(median(errors) < median(others))
         signs.append(difference(errors, others))
         if signs[-1] > 0:
             opposite.setdefault(one.label, []).append(other.label)
@@ -279,38 +256,6 @@ def order(table: Table, groups: Groups) -> str:
     )
     items = [f"- {label} > {'; '.join(names)}" for label, names in opposite.items()]
     return "\n".join([text, "", "Opposite:", "", *items] if items else [text])
-
-
-def _number(error: float | None) -> float:
-    """Return the error of a run or of a published row; a fail has the largest."""
-    return math.inf if error is None else error
-
-
-def _median(errors: Sequence[float | None]) -> float:
-    return statistics.median(map(_number, errors))
-
-
-def difference(errors: Sequence[float | None], others: Sequence[float | None]) -> int:
-    """Return -1 if `errors` are significantly lower than `others`, 1 if they are
-    significantly higher, else 0: by the rank test of Mann and Whitney, two-sided. A run that
-    diverged is larger than every number.
-
-    The p-value is exact, also for equal numbers, for up to 10 runs each.
-    """
-    from scipy import stats
-
-    a, b = ([_number(error) for error in each] for each in (errors, others))
-    if not a or not b:
-        return 0
-    ranks = stats.rankdata([*a, *b])
-    expected = len(a) * (len(ranks) + 1) / 2
-    shift = ranks[: len(a)].sum() - expected
-    if math.comb(len(ranks), len(a)) <= EXACT:
-        sums = np.array([sum(each) for each in itertools.combinations(ranks, len(a))])
-        chance = float(np.mean(np.abs(sums - expected) >= abs(shift) - 1e-9))
-    else:
-        chance = stats.mannwhitneyu(a, b, method="asymptotic").pvalue
-    return int(np.sign(shift)) if chance < LEVEL else 0
 
 
 def _made_on(records: Sequence[Record]) -> str:

@@ -3,6 +3,7 @@ number.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import keras_preact as kp
 from .. import recipes
 from ..commands.evaluate.views import Views
 from ..config import Checkpoint, Config, Data, Model, Optimizer, Schedule
+from ..errors import UserError, lookup
+from ..functions import find_object, is_own
 
 #: Measurements of the test set in a run.
 MEASUREMENTS = 64
@@ -91,7 +94,8 @@ class Trial:
     Args:
         name: Unique name, such as `cifar10/resnet110-original`: the data set, and the path
             of its results.
-        recipe: Name in `RECIPES`.
+        recipe: Name in `RECIPES`, or a recipe of a person, MODULE:RECIPE, with its own
+            data set.
         model: The network.
         measurements: Measurements of the test images in a run. 0: only at its end, with
             the views of `views`.
@@ -130,23 +134,29 @@ class Trial:
             smoke: Whether to train only eight steps, on the digits, or on random images
                 for the tables on CIFAR.
         """
-        recipe = RECIPES[self.recipe]()
+        own = is_own(self.recipe)
+        recipe = recipes.find(self.recipe)() if own else RECIPES[self.recipe]()
         if smoke:
             recipe = dataclasses.replace(recipe, schedule=SMOKE, batch_size=8)
-        fake = smoke and self.dataset != "digits"
-        iterations = round(recipe.schedule.length)
+        fake = smoke and self.dataset != "digits" and not own
+        # the epochs of a person's recipe are as long as its images are many
+        in_epochs = own and recipe.schedule.unit == "epochs"
+        iterations = 1 if in_epochs else round(recipe.schedule.length)
         measurements = min(2, self.measurements) if smoke else self.measurements
         at_once = max(n for n in range(1, steps_per_execution + 1) if not iterations % n)
-        every = max(1, round(iterations / measurements / at_once)) * at_once if measurements else 0
+        every = 0
+        if measurements and not in_epochs:
+            every = max(1, round(iterations / measurements / at_once)) * at_once
         return dataclasses.replace(
             recipe,
             model=dataclasses.replace(self.model, dtype=dtype),
             data=dataclasses.replace(
                 recipe.data,
-                name="fake" if fake else self.dataset,
-                dir=data,
+                name="fake" if fake else recipe.data.name if own else self.dataset,
+                dir=data or (recipe.data.dir if own else None),
+                holdout=0,
                 watch_test=measurements > 0,
-                on_device=on_device and not fake,
+                on_device=recipe.data.on_device if own else on_device and not fake,
             ),
             checkpoint=Checkpoint(minutes=2, keep=1, best=False),
             seed=seed,
@@ -406,9 +416,40 @@ TABLES: Mapping[str, Table] = {
     "plain": _PLAIN,
 }
 
+
+def trials(table: Table) -> dict[str, Trial]:
+    """Return the trials of a table by name, each once."""
+    return {row.trial.name: row.trial for row in table.rows}
+
+
+def table(name: str) -> Table:
+    """Return the table of this name, or a table of a person, MODULE:TABLE.
+
+    Raises:
+        UserError: for an object that is no table, or a trial whose name is no place for
+            results.
+    """
+    if not is_own(name):
+        return TABLES[name]
+    own = find_object(name, "TABLE", "my_tables:WIDTHS")
+    rows = getattr(own, "rows", ())
+    # not by its class: a checkout has this module under two names
+    if not rows or not all(hasattr(row, "trial") for row in rows):
+        raise UserError(f"{name} must be a Table with rows. Received: {own!r:.200}")
+    for row in rows:
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", row.trial.name):
+            raise UserError(
+                f"The name of a trial in {name} must be FOLDER/NAME, such as mine/wide. Received: "
+                f"{row.trial.name!r}"
+            )
+        if not is_own(row.trial.recipe):
+            lookup(RECIPES, row.trial.recipe, f"recipe in {name}")
+    return own
+
+
 #: Name to trial, each once.
 TRIALS: Mapping[str, Trial] = {
-    row.trial.name: row.trial for table in TABLES.values() for row in table.rows
+    name: trial for table in TABLES.values() for name, trial in trials(table).items()
 }
 
 

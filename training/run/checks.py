@@ -6,6 +6,7 @@ import dataclasses
 
 from ..config import START, Config, Model, Optimizer, Schedule
 from ..errors import UserError, checking
+from ..functions import is_own
 from . import limits
 
 #: Options of --model that can change in a trained network without a change of its weights.
@@ -44,9 +45,14 @@ def _check_model(model: Model) -> None:
                 f"--model.{option} needs a trained network: add --model.weights, or remove "
                 "the option."
             )
-    with checking():
-        kp.model_entry(model.name)
-    model.overrides()
+    from . import parts
+
+    if is_own(model.name):
+        parts.builder(model.name)
+    else:
+        with checking():
+            kp.model_entry(model.name)
+    parts.arguments(model)
 
 
 def _check_finetuning(model: Model) -> None:

@@ -139,10 +139,9 @@ def describe(run: Run, executions: Sequence[float]) -> str:
 
 
 def _name(model: keras.Model) -> str:
-    units = sum(
-        segment.depth if isinstance(segment, kp.UnitStack) else 1 for segment in model.segments
-    )
-    return f"{model.name}, {units} units, {models.precision(model)}"
+    names = getattr(model, "unit_names", None)  # a network of a person may have none
+    size = f"{len(model.layers)} layers" if names is None else f"{len(names)} units"
+    return f"{model.name}, {size}, {models.precision(model)}"
 
 
 def _short(number: int) -> str:

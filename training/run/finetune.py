@@ -13,7 +13,7 @@ from keras_preact.models.base import UnitNetwork
 
 from ..config import Config
 from ..data import ImageData
-from ..directory import models
+from ..directory import models, runs
 from ..directory.checkpoints import Checkpoints
 from ..errors import UserError, command
 from . import networks
@@ -112,6 +112,7 @@ def _read(config: Config) -> UnitNetwork:
     path = config.model.weights
     assert path is not None
     if path.is_dir():
+        _check_parts(path)
         model, _ = models.open_run(path)
     elif path.suffix == ".keras" and path.is_file():
         model = models.load(path)
@@ -124,6 +125,15 @@ def _read(config: Config) -> UnitNetwork:
             f"{command('convert')} makes a .keras file from other formats. Received: {path}"
         )
     return _checked(model, path)
+
+
+def _check_parts(run: Path) -> None:
+    """Refuse a network with parts of a person: the fine-tuned run would not name them."""
+    if own := runs.parts_of(run):
+        raise UserError(
+            f"--model.weights {run} has parts of yours, {', '.join(own)}, which fine-tuning does "
+            "not load. In Python, kp.transfer.reset_classifier gives its model another classifier."
+        )
 
 
 def _checked(model: keras.Model, path: Path) -> UnitNetwork:

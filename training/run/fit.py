@@ -193,7 +193,7 @@ class Fit:
         trusting = ["--trust"] if self.run.config.functions else []
         return (
             f"{event} after iteration {iteration:,} of {plan.iterations:,}; {saved}. Resume: "
-            f"{command('train', '--resume', self.folder, *trusting)}"
+            f"{command('resume', self.folder, *trusting)}"
         )
 
     def _state(self) -> dict:

@@ -109,7 +109,7 @@ def end(
     if histories.measured(history, "val_accuracy"):
         last = f"{100 * history['val_accuracy'][-1]:.2f} %"
         before = "" if last == measured else f" After the last epoch it was {last}."
-    trusting = ["--trust"] * run.config.data.is_function
+    trusting = ["--trust"] * (run.config.data.is_function or bool(run.config.model.functions))
     return "\n".join(
         [
             *lines,

@@ -11,6 +11,8 @@ import keras_preact as kp
 from ..config import Config
 from ..data import ImageData
 from ..errors import UserError
+from ..functions import is_own
+from . import parts
 
 
 def image_size(config: Config, data: ImageData, default: int | None = None) -> int:
@@ -37,15 +39,20 @@ def build(config: Config, data: ImageData, size: int) -> keras.Model:
     """Make the configured network for the data set's classes and images of `size` x
     `size` pixels, uint8 or float.
     """
-    return kp.create_model(
-        config.model.name,
-        classes=len(data.classes),
-        input_shape=(size, size, data.channels),
-        data_format="channels_last",  # as tf.data delivers them, whatever Keras is set to
-        mean=data.preprocessing.mean,
-        std=data.preprocessing.std,
-        **config.model.overrides(),
-    )
+    arguments = {
+        "classes": len(data.classes),
+        "input_shape": (size, size, data.channels),
+        "data_format": "channels_last",  # as tf.data delivers them, whatever Keras is set to
+        "mean": data.preprocessing.mean,
+        "std": data.preprocessing.std,
+        **parts.arguments(config.model),
+    }
+    if is_own(config.model.name):
+        return parts.build(config.model.name, arguments)
+    network = kp.create_model(config.model.name, **arguments)
+    if own := config.model.functions:
+        parts.through_file(network, own)
+    return network
 
 
 #: Words of `exclude_from_decay` for weights that some networks do not have, or do not train.

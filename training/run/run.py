@@ -100,7 +100,9 @@ class Run:
         self.network = (
             networks.build(config, self.data, self.size) if pretrained is None else pretrained
         )
-        if pretrained is None and self.network.arguments.get("stem") == "whitening":
+        # a network of a person may have no such arguments
+        stem = getattr(self.network, "arguments", {}).get("stem")
+        if pretrained is None and stem == "whitening":
             self.network.adapt(next(self.plain_images(ADAPTED_IMAGES, 1)))
         self.model = self._with_images() if config.data.on_device else self.network
         distribution.compile(

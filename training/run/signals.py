@@ -9,9 +9,7 @@ from typing import Any
 
 import keras
 
-#: Exit status of a run that was stopped by SIGTERM and can be resumed; EX_TEMPFAIL of sysexits.h,
-#: "try again later".
-PREEMPTED = 75
+from ..cli import PREEMPTED
 
 
 class Stop(keras.callbacks.Callback):

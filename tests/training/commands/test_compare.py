@@ -55,13 +55,19 @@ def changed(part: str | None = None, **changes) -> Config:
 
 def table(capsys, *arguments: str) -> list[dict[str, str]]:
     """Return the printed table; each row maps a heading to a cell."""
+    return printed(capsys, *arguments)[0]
+
+
+def printed(capsys, *arguments: str) -> tuple[list[dict[str, str]], str]:
+    """Return the printed table and what follows it."""
     cli.main("compare", compare, arguments)
-    head, *lines = capsys.readouterr().out.split("\nWrote ")[0].strip().splitlines()
+    text, _, notes = capsys.readouterr().out.strip().partition("\n\n")
+    head, *lines = text.splitlines()
     starts = [
         i for i in range(len(head)) if head[i].strip() and not head[max(i - 2, 0) : i].strip()
     ]
     cuts = list(zip(starts, [*starts[1:], None], strict=True))
-    return [{head[a:b].strip(): line[a:b].strip() for a, b in cuts} for line in lines]
+    return [{head[a:b].strip(): line[a:b].strip() for a, b in cuts} for line in lines], notes
 
 
 def test_table(capsys):
@@ -106,13 +112,123 @@ def test_output(capsys):
     with open("out/deep/comparison.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     # the same name in two folders; a run that was named twice
-    keys = ("run", "parameters", "seed", "test_error", "seconds")
+    keys = ("group", "run", "parameters", "seed", "test_error", "seconds")
     assert [[row[key] for key in keys] for row in rows] == [
-        ["a/run", "272474", "0", "11.0", "20.0"],
-        ["c/run", "272474", "1", "", "20.0"],
+        ["a/run, c/run", "a/run", "272474", "0", "11.0", "20.0"],
+        ["a/run, c/run", "c/run", "272474", "1", "", "20.0"],
     ]
     with Image.open("out/deep/comparison.png") as picture:
         picture.verify()
+
+
+GATED = changed("model", shortcut="exclusive_gating", gate_bias=-6.0)
+BEST, LAST = "best epoch's test error %", "last epoch's test error %"
+
+
+def write_seeds(folder, errors, config=CIFAR, **more) -> None:
+    """Write a finished run for each of the last errors, as `train --seeds` does."""
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, watch_test=True))
+    for seed, error in enumerate(errors):
+        own = dataclasses.replace(config, seed=seed)
+        write_run(f"{folder}/seed-{seed}", own, [error / 2, error], **more)
+
+
+class TestGroups:
+    """Runs that differ only in the seed are one row."""
+
+    def test_table(self, capsys):
+        write_seeds("runs/plain", [8.0, 9.0, 10.0, 8.5], seconds=10.0)
+        write_seeds("runs/gated", [5.0, 7.0, 6.0, 7.5, 30.0], GATED)
+        write_seeds("runs/fast", [4.0, 6.0], changed("optimizer", learning_rate=0.2))
+        Path("runs/gated/seed-4/model.keras").unlink()  # not finished
+        rows, notes = printed(capsys, "runs/plain", "runs/gated", "runs/fast")
+        own = ("run", "model.shortcut", "optimizer.learning-rate", "finished", "time")
+        keys = (*own, BEST, LAST, "test error %", "against the first")
+        assert ["  ".join(row[key] for key in keys) for row in rows] == [
+            "plain  -  0.1  4 of 4  20 s  4.38 (4.00 to 5.00)  8.75 (8.00 to 10.00)  -  -",
+            "gated  exclusive_gating  0.1  4 of 5  20 s  3.25 (2.50 to 3.75)  6.50 (5.00 to 7.50)"
+            "  -  lower (p = 0.029)",
+            "fast  -  0.2  2 of 2  20 s  2.50 (2.00 to 3.00)  5.00 (4.00 to 6.00)  -  -",
+        ]
+        assert "seed" not in rows[0]
+        assert f"Against the first: {LAST}, by the rank test of Mann and Whitney" in notes
+        assert "4 against 4 runs cannot reach less than p = 0.029." in notes
+
+    def test_three_runs_each_stay_open(self, capsys):
+        write_seeds("runs/plain", [8.0, 9.0, 10.0], test=9.0)
+        write_seeds("runs/gated", [1.0, 2.0, 3.0], GATED, test=5.0)
+        rows, notes = printed(capsys, "runs/plain", "runs/gated")
+        assert [row["against the first"] for row in rows] == ["-", "open (p = 0.1)"]
+        assert "Against the first: test error %, by" in notes  # every run has one
+        assert "cannot reach less than p = 0.1, so they stay open." in notes
+
+    @pytest.mark.parametrize(
+        ("second", "reason"),
+        [
+            (GATED, "a rank test needs 3 finished runs per row"),
+            (changed("data", holdout=500), "no error on the same images"),
+            (changed("data", name="cifar100"), "no error on the same images"),
+        ],
+    )
+    def test_what_is_not_tested(self, second, reason, capsys):
+        count = 2 if second is GATED else 4
+        write_seeds("runs/a", [8.0, 9.0, 10.0, 8.5][:count])
+        write_seeds("runs/b", [1.0, 2.0, 3.0, 4.0][:count], second)
+        rows, notes = printed(capsys, "runs/a", "runs/b")
+        assert {row["against the first"] for row in rows} == {"-"}
+        assert f"Against the first: not tested; {reason}" in notes.replace("the runs have ", "")
+
+    def test_other_images_and_backends_are_other_rows(self, capsys):
+        more = {"hashes": {"train": "abcdefghij"}}
+        write_run("a", changed(seed=0), **more)
+        write_run("b", changed(seed=1), **more)
+        write_run("c", changed(seed=2), hashes={"train": "0123456789"})
+        write_run("d", changed(seed=3), **more | {"versions": {"backend": "jax"}})
+        rows = table(capsys, "a", "b", "c", "d")
+        assert [(row["run"], row["images"], row["backend"]) for row in rows] == [
+            ("a, b", "abcdefgh", "tensorflow"),
+            ("c", "01234567", "tensorflow"),
+            ("d", "abcdefgh", "jax"),
+        ]
+
+    @pytest.mark.parametrize("by", ["model.shortcut", "--by=--model.shortcut"])
+    def test_by_one_option_alone(self, by, capsys):
+        slow = changed("optimizer", learning_rate=0.05)
+        write_seeds("runs/plain", [8.0, 9.0])
+        write_seeds("runs/slow", [11.0], slow)
+        write_run("runs/gated", GATED, [7.0])
+        words = [by] if by.startswith("--") else ["--by", by]
+        rows = table(capsys, "runs/plain", "runs/slow", "runs/gated", *words)
+        found = [[row[key] for key in ("run", "model.shortcut", LAST)] for row in rows]
+        assert found == [
+            ["runs/plain/seed-0, seed-1 and 1 more", "-", "9.00 (8.00 to 11.00)"],
+            ["gated", "exclusive_gating", "7.00"],
+        ]
+        assert "optimizer.learning-rate" not in rows[0]
+
+    def test_an_unknown_option(self, capsys):
+        write_run("a")
+        message = error_of(capsys, cli.main, "compare", compare, ["a", "--by", "model.shortcat"])
+        assert "Unknown option: 'model.shortcat'. Did you mean 'model.shortcut'" in message
+
+    def test_files(self, capsys):
+        write_seeds("runs/plain", [8.0, 9.0, 10.0])
+        write_seeds("runs/gated", [1.0, 2.0, 3.0], GATED)
+        table(capsys, "runs/plain", "runs/gated", "--output", "out")
+        with open("out/groups.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        keys = ("group", "runs", "finished", "parameters", "model.shortcut", "tested")
+        assert [[row[key] for key in keys] for row in rows] == [
+            ["plain", "3", "3", "272474", "", ""],
+            ["gated", "3", "3", "272474", "exclusive_gating", "last_validation_error"],
+        ]
+        for row, expected in zip(rows, [(9, 8, 10), (2, 1, 3)], strict=True):
+            found = [row[f"last_validation_error_{part}"] for part in ("median", "least", "most")]
+            assert list(map(float, found)) == pytest.approx(expected)
+            assert (row["test_error_median"], float(row["seconds"])) == ("", 20)
+        assert float(rows[1]["p_against_the_first"]) == pytest.approx(0.1)
+        with open("out/comparison.csv", newline="") as file:
+            assert [row["group"] for row in csv.DictReader(file)] == ["plain"] * 3 + ["gated"] * 3
 
 
 @pytest.mark.parametrize(
@@ -124,6 +240,7 @@ def test_output(capsys):
         ("history.csv", "epoch,loss\n", "bad has no history yet"),
         ("config.json", '{"config": {', "bad/config.json is damaged"),
         ("config.json", '{"config": {"optimizer": {"warp": 9}}}', "bad/config.json is damaged"),
+        ("config.json", '{"config": {"seed": "x"}}', "bad/config.json is damaged"),
         ("history.csv", "a picture, 3\nno number, 4\n", "bad/history.csv is damaged"),
         ("metrics.json", '{"data": "cifar10", "error": null}', "bad/metrics.json is damaged"),
     ],

@@ -32,7 +32,7 @@ from tests.training.calls import (
 )
 from training import backends
 from training.commands import train
-from training.config import Config, Data, Model
+from training.config import Config, Data, Model, from_json
 from training.data import evaluation_batches, load
 from training.directory import models, runs
 from training.directory.checkpoints import Saved
@@ -313,7 +313,7 @@ class TestEndings:
             signal.signal(signal.SIGINT, before)
         assert ended.value.code == 130
         message = "Interrupted after iteration 7 of 22; the checkpoint is saved. Resume: "
-        assert capsys.readouterr().out.endswith(f"{message}keras-preact train --resume {run}\n")
+        assert capsys.readouterr().out.endswith(f"{message}keras-preact resume {run}\n")
         unfinished = ["checkpoints/network.json", "config.json", "first_losses.csv"]
         assert names(run) == sorted([*unfinished, *checkpoints(0, 7)])
 
@@ -397,9 +397,6 @@ class TestEndings:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--resume", "takes a run directory and no other option than --trust"),
-        ("--resume a --seed 3", "Received: a --seed 3"),
-        ("--resume a", "The run directory a does not exist"),
         ("digits --resume", "--resume needs --output"),
         ("digits --distribution multi_worker", "multi_worker needs --output"),
         ("digits --health -1", "--health must be 0 or more"),
@@ -422,7 +419,67 @@ def test_errors(arguments, message, capsys, tmp_path, monkeypatch):
 def test_another_option_than_the_run_was_begun_with(run, capsys):
     message = error_of(capsys, run_train, run, *RUN, "--resume --seed 4 --optimizer.ema 0.9")
     assert "was started with another value of --optimizer.ema, --seed." in message
-    assert f"keras-preact train --resume {run}" in message
+    assert f"keras-preact resume {run}" in message
+
+
+class TestOptionsOfARun:
+    """`train --config RUN`."""
+
+    @pytest.mark.parametrize("file", ["{run}", "{run}/config.json"])
+    @pytest.mark.parametrize("equals", [False, True])
+    def test_they_are_the_options_of_a_new_run(self, file, equals, run, received):
+        own = from_json(Config, json.loads((run / "config.json").read_text())["config"])
+        name = file.format(run=run)
+        words = [f"--config={name}"] if equals else ["--config", name]
+        assert own.output is not None
+        assert received(*words) == dataclasses.replace(own, output=None)
+        changes = {"seed": 4, "schedule": own.schedule.over(60), "output": run.parent / "new"}
+        given = ["--seed", "4", "--epochs", "60", "--output", str(changes["output"])]
+        assert received(*words, *given) == dataclasses.replace(own, **changes)
+
+    def test_a_new_run_keeps_the_name_of_the_recipe(self, run, tmp_path, capsys):
+        train.main(
+            [
+                "--config",
+                str(run),
+                "--schedule.length",
+                "5",
+                "--schedule.warmup",
+                "0",
+                "--output",
+                str(tmp_path / "new"),
+            ]
+        )
+        before, now = map(runs.read_config, (run, tmp_path / "new"))
+        assert (now["recipe"], now["config"]["seed"]) == (before["recipe"], 3)
+        assert (now["config"]["resume"], now["iterations"]) == (False, 5)
+
+    @pytest.mark.parametrize(
+        ("line", "content", "message"),
+        [
+            ("", None, "--config takes a run directory or its config.json. Received: nothing"),
+            ("--seed 4", None, "--config takes a run directory or its config.json. Received: --s"),
+            ("a", None, "a does not exist"),
+            (".", None, "is not a run directory: it has no config.json"),
+            ("a", '{"config": {', "a is damaged: JSONDecodeError"),
+            ("a", "[]", "a was not written by keras-preact train"),
+            ("a", '{"config": []}', "a is damaged or of another version"),
+            ("a", '{"config": {"warp": 9}}', "its option warp is unknown here"),
+            ("a", '{"config": {"seed": "x"}}', "The option seed cannot be 'x'"),
+            ("a", '{"config": {"seed": true}}', "The option seed cannot be True"),
+            ("a", '{"config": {"model": {"width_factor": [1]}}}', "option width_factor cannot be"),
+            ("a", '{"config": {"data": {"flip": "up"}}}', "The option flip cannot be 'up'"),
+            ("a", '{"config": {"schedule": {"drops": [1, "b"]}}}', "The option drops cannot be"),
+            ("a", '{"config": {"batch_size": 0}}', "--batch-size must be at least 1"),
+        ],
+    )
+    def test_errors(self, line, content, message, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        if content is not None:
+            (tmp_path / "a").write_text(content)
+        before = files(tmp_path)
+        assert message in error_of(capsys, train.main, ["--config", *words(line)])
+        assert files(tmp_path) == before
 
 
 @pytest.mark.backend

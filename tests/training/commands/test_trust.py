@@ -79,7 +79,8 @@ COMMANDS = {
     "export run --name n --precision bfloat16": run_export,
     "analyze run --quick": lambda *arguments: analyze.main(arguments),
     "audit run": lambda *arguments: audit.main(arguments),
-    "train --resume run": lambda *arguments: train.main(list(arguments)),
+    "resume run": lambda *arguments: train.main(["--resume", *arguments]),
+    "train --config run --output again": lambda *arguments: train.main(list(arguments)),
 }
 
 
@@ -93,7 +94,9 @@ def test_a_name_in_a_file_is_not_enough(line, here, capsys):
     assert not [*here.glob("*imported")]
 
 
-@pytest.mark.parametrize("line", [line for line in COMMANDS if "analyze" not in line])
+@pytest.mark.parametrize(
+    "line", [line for line in COMMANDS if line.split()[0] not in ("analyze", "train")]
+)
 def test_a_person_may_trust_it(line, here):
     _, *arguments = line.split()
     with contextlib.suppress(SystemExit):  # the audit finds mistakes
@@ -106,7 +109,7 @@ def test_callbacks_of_a_run_are_named_too(here, capsys):
     config["config"]["data"]["name"] = "digits"
     (here / "run/config.json").write_text(json.dumps(config))
     message = error_of(capsys, train.main, ["--resume", "run"])
-    assert "names the function callbacks_of_gift:log" in message
+    assert "run/config.json names callbacks_of_gift:log, and" in message
     run_evaluate("run")  # it has no use for callbacks
     assert not [*here.glob("*imported")]
 
@@ -116,6 +119,26 @@ def test_names_of_the_command_line_are_trusted(here, capsys):
     assert (here / "run/metrics.json").is_file()
     train.main(["digits", *TINY, *words(OPTIONS), "--output", "run", "--resume"])
     assert "Next: keras-preact evaluate run --trust" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("", ["data_of_gift:load", "callbacks_of_gift:log"]),
+        ("--data.name digits", ["callbacks_of_gift:log"]),
+        ("--data.name=data_of_gift:load --callbacks callbacks_of_gift:log", []),
+        ("--data.name digits --callbacks", []),
+    ],
+)
+def test_only_what_the_options_of_a_run_leave_is_asked_for(options, named, here, capsys, received):
+    line = ["--config", "run", *words(options)]
+    if not named:
+        assert received(*line).health == 0
+        return
+    message = error_of(capsys, received, *line)
+    assert f"run/config.json names {', '.join(named)}, and" in message
+    assert message.endswith(f"keras-preact train {' '.join(line)} --trust\n")
+    assert received(*line, "--trust").health == 0
 
 
 @pytest.mark.parametrize("name", ["digits", "fake", "tfds:mnist", "hf:somebody/images"])

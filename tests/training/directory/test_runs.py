@@ -37,7 +37,7 @@ class TestNewDirectory:
         for taken in (tmp_path, tmp_path / "config.json"):
             with pytest.raises(UserError, match=f"{taken} exists and is not empty\\."):
                 runs.new_directory(taken, "digits")
-        with pytest.raises(UserError, match=f"keras-preact train --resume {tmp_path}"):
+        with pytest.raises(UserError, match=f"keras-preact resume {tmp_path}"):
             runs.new_directory(tmp_path, "digits")
 
     def test_a_name_that_is_not_utf_8_is_refused(self):
@@ -123,9 +123,7 @@ class TestResuming:
         ],
     )
     def test_others_are_named(self, run, changes, named):
-        message = (
-            rf"was started with another value of .*{named}.* keras-preact train --resume {run}"
-        )
+        message = rf"was started with another value of .*{named}.* keras-preact resume {run}"
         with pytest.raises(ValueError, match=message):
             runs.check_same(run, dataclasses.replace(self.BEGUN, **changes), self.IMAGES)
 

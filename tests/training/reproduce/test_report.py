@@ -12,7 +12,7 @@ import pytest
 from tests.training.reproduce.records import record, write
 from training.errors import UserError
 from training.reproduce import pictures, results
-from training.reproduce.report import difference, report
+from training.reproduce.report import report
 from training.reproduce.rows import TABLES
 
 FULL, ORIGINAL = "cifar10/resnet110-full_preactivation", "cifar10/resnet110-original"
@@ -32,41 +32,6 @@ def rows(text: str) -> dict[str, dict[str, str]]:
     lines = [line for line in text.splitlines() if line.startswith("|")]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        ([1, 2, 3, 4], [5, 6, 7, 8], -1),  # 2 of 70 divisions are as extreme: p = 0.029
-        ([1, 2, 3], [5, 6, 7], 0),  # 2 of 20: p = 0.1
-        ([1, 2, 3], [5, 6, 7, 8, 9], -1),  # 2 of 56: p = 0.036
-        ([1, 2, 3, 6], [5, 7, 8, 9], 0),  # 4 of 70: p = 0.057
-        ([1], [50, 51], 0),
-        ([1, 1, 1, 1], [50, 50, 50, 50], -1),
-        ([1, 1, 1, 1], [1, 1, 1, 1], 0),
-        ([5, 6, 7, 8], [None] * 4, -1),
-        ([5, 6, 7, 8], [6, None, 6, 9], 0),
-        ([None] * 5, [None] * 5, 0),
-        # one run of ten does not decide, as it does for the means
-        ([2.6] * 9 + [2.7], [4.7] * 9 + [43.6], -1),
-        (list(range(30)), list(range(20, 50)), -1),  # too many divisions: the normal distribution
-    ],
-)
-def test_clear_differences(one, other, expected):
-    assert difference(one, other) == expected
-    assert difference(other, one) == -expected
-
-
-def test_the_rank_test_is_scipys():
-    """Without equal numbers, SciPy has exact p-values too."""
-    from scipy import stats
-
-    draw = np.random.default_rng(0)
-    for n, m in ((4, 4), (3, 6), (5, 8), (10, 10)):
-        for shift in (0.0, 0.8, 1.6):
-            a, b = draw.normal(size=n).tolist(), (draw.normal(size=m) + shift).tolist()
-            expected = stats.mannwhitneyu(a, b, method="exact").pvalue < 0.05
-            assert bool(difference(a, b)) == expected
 
 
 def test_devices_and_lengths_are_not_averaged(tmp_path):

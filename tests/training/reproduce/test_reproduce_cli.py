@@ -1,17 +1,20 @@
 """`keras-preact reproduce`: which runs it trains, how it runs and stops processes."""
 
+import dataclasses
 import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import keras
 import pytest
 
 from tests.training import calls
+from tests.training.reproduce.records import record
 from training import children, imports
-from training.config import from_json
+from training.config import Data, from_json
 from training.errors import UserError
 from training.reproduce import __main__ as main
 from training.reproduce import results, rows
@@ -71,7 +74,7 @@ def train(tmp_path, monkeypatch):
 
 
 def started(train) -> list:
-    return [(trial, seed) for (trial, seed, _), _ in train.started]
+    return [(trial, seed) for (trial, seed, *_), _ in train.started]
 
 
 def test_only_missing_runs_are_trained(train, tmp_path, capsys):
@@ -85,14 +88,14 @@ def test_only_missing_runs_are_trained(train, tmp_path, capsys):
         options="--rows resnet110-original --seeds 3 --steps-per-execution 7 --dtype float32",
     )
     assert started(train) == [(TRIAL, 0), (TRIAL, 2)]
-    (_, _, options), backend = train.started[0]
+    (_, _, options, table), backend = train.started[0]
     options = from_json(Options, options)
     assert (options.output, options.steps_per_execution, options.dtype) == (
         Path("results"),
         7,
         "float32",
     )
-    assert backend == keras.backend.backend()
+    assert (backend, table) == (keras.backend.backend(), None)
     assert "2 of 3 runs are missing." in capsys.readouterr().out
 
 
@@ -169,6 +172,82 @@ def test_a_real_run(table, trial, tmp_path):
 )
 def test_mistakes(options, message, capsys):
     assert message in calls.error_of(capsys, main.main, calls.words(options))
+
+
+OWN = """
+from training.config import Config, Data, Model, Schedule
+from training.reproduce.rows import Row, Table, Trial
+
+
+def epochs():
+    schedule = Schedule("cosine", length=3, warmup=0.1)
+    return Config(data=Data("npz", "mine.npz", holdout=0.1), schedule=schedule)
+
+
+def table(name="mine/a", recipe="own_tables:epochs"):
+    return Table("Mine", (Row("a", Trial(name, recipe, Model("digits_resnet8_preact"))),))
+
+
+TABLE, WRONG_NAME, WRONG_RECIPE = table(), table("a"), table(recipe="smal")
+EMPTY = Table("Mine", ())
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_tables.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("own_tables", None)
+
+
+def test_a_table_of_a_person(own, monkeypatch, capsys):
+    """Its children get its name, and it is printed when they have ended."""
+    jobs = []
+
+    def statuses(module, arguments, *_):
+        jobs.extend(map(json.loads, arguments))
+        for trial, seed, *_ in jobs:
+            write_of(trial, seed)
+        return [0] * len(arguments)
+
+    def write_of(trial, seed):
+        made = record(TRIAL, seed, 4.0 + seed)
+        results.write(own / "results", dataclasses.replace(made, trial=trial))
+
+    monkeypatch.setattr(children, "statuses", statuses)
+    main.main(["own_tables:TABLE", "--seeds", "2"])
+    found = [(trial, seed, table) for trial, seed, _, table in jobs]
+    assert found == [("mine/a", seed, "own_tables:TABLE") for seed in (0, 1)]
+    printed = capsys.readouterr().out
+    assert "| a | 4.50 (4.00 to 5.00) | 2 |" in " ".join(printed.split())
+
+
+def test_a_recipe_of_a_person_keeps_its_data(own):
+    """The test images are measured after each epoch, and none is held out."""
+    [trial] = rows.trials(rows.table("own_tables:TABLE")).values()
+    for smoke in (False, True):
+        config = trial.config(3, steps_per_execution=100, on_device=True, smoke=smoke)
+        data = dataclasses.replace(config.data, dir=str(config.data.dir))
+        assert data == Data("npz", "mine.npz", watch_test=True)
+        assert (config.seed, config.steps_per_execution) == (3, 8 if smoke else 1)
+    assert trial.config(3).steps_per_epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("TABLES", "has no attribute 'TABLES'"),
+        ("EMPTY", "must be a Table with rows"),
+        ("epochs", "must be a Table with rows. Received: <function epochs"),
+        ("WRONG_NAME", "must be FOLDER/NAME, such as mine/wide. Received: 'a'"),
+        ("WRONG_RECIPE", "Did you mean 'small'"),
+    ],
+)
+def test_tables_that_are_none(name, message, own, capsys):
+    assert message in calls.error_of(capsys, main.main, [f"own_tables:{name}"])
+    assert not (own / "runs").exists()
 
 
 def test_rows_are_chosen_by_label_name_or_part():

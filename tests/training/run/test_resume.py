@@ -199,6 +199,6 @@ def test_a_stopped_process_saves_and_says_how_to_resume(tmp_path):
         process.kill()
     assert status == 75
     message = re.search(r"Stopped by SIGTERM after iteration ([\d,]+) of 1,000,000; (.*)\n$", out)
-    assert message[2] == "the checkpoint is saved. Resume: keras-preact train --resume run"
+    assert message[2] == "the checkpoint is saved. Resume: keras-preact resume run"
     assert checkpoint(tmp_path / "run", int(message[1].replace(",", "")))
     assert not (tmp_path / "run/model.keras").exists()

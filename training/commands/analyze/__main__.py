@@ -44,8 +44,8 @@ def analyze(
             lesions, Jacobian. A network that was not built with keras_preact always
             gets fewer chapters.
         seed: Seed of new weights and random images.
-        trust: Call the function that loads the data of the run, which its config.json
-            names.
+        trust: Call the function that loads the data of the run, and import parts of yours
+            in its network, which its config.json names.
     """
     import keras
 

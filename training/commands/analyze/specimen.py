@@ -140,7 +140,7 @@ def _open_run(run: Path, checkpoint: str, data: Data | None, images: int, again:
     trained_on = from_json(Data, described["config"]["data"])
     if data is None and trained_on.is_function:
         trust([trained_on.name], run / "config.json", again, not again)
-    model, path = models.open_run(run, checkpoint)
+    model, path = models.open_run(run, checkpoint, again)
     return Specimen(
         run.resolve().name,
         model,

@@ -66,7 +66,8 @@ def evaluate(
             these four together count as much as the first two.
         corruptions: Folder of CIFAR-10-C (labels.npy, and a NAME.npy for each corruption):
             also measure the error under each corruption.
-        trust: Call the function that loads the data of the run, which its files name.
+        trust: Call the function that loads the data of the run, and import parts of yours
+            in its network, which its files name.
         as_json: Print the content of metrics.json on stdout, and nothing else there.
     """
     from ... import data as datasets
@@ -79,10 +80,10 @@ def evaluate(
         raise UserError(f"--save-errors must be 0 to {mistakes.MOST}. Received: {save_errors}")
     with answering(as_json) as answer:
         with checking():
-            opened = open_classifier(subject, checkpoint)
+            trusting = command("evaluate", subject, "--trust")
+            opened = open_classifier(subject, checkpoint, "" if trust else trusting)
             source = _source(opened, subject, data, data_dir)
             if data is None and source.is_function:
-                trusting = command("evaluate", subject, "--trust")
                 functions.trust([source.name], subject, trusting, trust)
             images = datasets.load(source)
         classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)

@@ -39,12 +39,14 @@ class Classifier:
     described: Mapping[str, Any] | None = None
 
 
-def open_classifier(path: Path, checkpoint: str) -> Classifier:
+def open_classifier(path: Path, checkpoint: str, again: str = "") -> Classifier:
     """Open what a person named.
 
     Args:
         path: A run directory, a .keras file, an exported model, or MODEL:WEIGHTS.
         checkpoint: Network of a run: final, best or last.
+        again: Command line that trusts the parts of a run's network, for the error;
+            empty: they are trusted.
 
     Raises:
         UserError: for anything else.
@@ -54,7 +56,7 @@ def open_classifier(path: Path, checkpoint: str) -> Classifier:
     if (path / "config.json").is_file():
         described = runs.read_config(path)
         data = from_json(Data, described["config"]["data"])
-        opened = _of_keras(*models.open_run(path, checkpoint), path, data)
+        opened = _of_keras(*models.open_run(path, checkpoint, again), path, data)
         return dataclasses.replace(opened, classes=described.get("classes"), described=described)
     if path.suffix == ".keras" and path.is_file():
         return _of_keras(models.load(path), path, Path(f"evaluation-{path.stem}"), None)
