@@ -1,0 +1,86 @@
+"""The page about networks, parts, recipes and tables of one's own: its files and commands
+work together.
+"""
+
+import contextlib
+import json
+import re
+import shlex
+import sys
+
+import keras
+import pytest
+
+from tests import command_lines
+from tests.training.calls import ROOT
+from training import children
+from training.cli import console
+from training.commands import train
+from training.reproduce import rows
+
+PAGE = (ROOT / "docs/howto/own_parts.md").read_text()
+FILES = dict(re.findall(r"In `(my_\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.S))
+#: The runs are short: what they learn is not the question.
+SHORT = "--schedule.unit iterations --schedule.length 2 --schedule.warmup 0 --health 0"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    for name, code in FILES.items():
+        (tmp_path / name).write_text(code)
+    # as the wheel names it
+    (tmp_path / "keras_preact_training").symlink_to(ROOT / "training")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith(("my_", "keras_preact_train"))]:
+        del sys.modules[name]
+    registered = keras.saving.get_custom_objects()
+    for name in [name for name in registered if name.startswith("mine>")]:
+        del registered[name]
+
+
+def test_the_page_has_its_files():
+    assert list(FILES) == ["my_parts.py", "my_models.py", "my_recipes.py", "my_tables.py"]
+
+
+LINES = [each for each in command_lines.commands(PAGE) if "my_" in each]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_what_the_commands_name(line, monkeypatch, capsys):
+    """Each command makes its network; nothing is trained."""
+    made = []
+
+    def build(config, recipe):
+        with train.started(config, recipe) as run:
+            made.append(run.network)
+
+    def statuses(module, jobs, *_):
+        assert module == "training.reproduce.run"
+        for trial, seed, _, table in map(json.loads, jobs):
+            build(rows.trials(rows.table(table))[trial].config(seed), trial)
+        return [0] * len(jobs)
+
+    monkeypatch.setattr(train, "train", build)
+    monkeypatch.setattr(children, "statuses", statuses)
+    words = shlex.split(line)[1:]
+    with contextlib.suppress(SystemExit):  # of --help
+        console.main([*words, *(["--smoke"] if "reproduce" in words else ["--dry-run"])])
+    if "--help" in words:
+        assert "ResNet-8 on digits, with SkipInit: 2 epochs." in capsys.readouterr().out
+    else:
+        assert len(made) == (12 if "reproduce" in words else 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("line", LINES)
+def test_the_commands(line, here):
+    words = shlex.split(line)[1:]
+    if "reproduce" in words:
+        console.main([*words, "--smoke", "--seeds", "1"])
+        folder = here / "runs/reproduce/smoke/results/mine"
+        assert sorted(path.name for path in folder.iterdir()) == ["SkipInit", "identity", "none"]
+    elif "--help" not in words:
+        console.main([*words, *SHORT.split(), "--output", "out"])
+        assert len([*here.glob("out/**/model.keras")]) == (3 if "--seeds" in words else 1)
