@@ -5,6 +5,7 @@ import functools
 import hashlib
 import itertools
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -143,7 +144,10 @@ def _layout(data: Data) -> dict[str, Path]:
     elif not data.test and (names := [top.name for top in _folders(layout["train"])]):
         deeper = None if "train" in found else _deeper(folder)
         if deeper is not None:
-            raise UserError(f"{folder} has no folder train, but {deeper} has: --data.dir {deeper}")
+            raise UserError(
+                f"{folder} has no folder train, but {deeper} has: "
+                f"--data.dir {shlex.quote(str(deeper))}"
+            )
         raise UserError(
             f"{folder} has no test images: no folder test or val. {command('train')} takes a share "
             f"of the images of each class ({some(names)}) for the test with --data.test 0.2."
@@ -281,7 +285,7 @@ def _more_classes(data: Data, train: Split) -> str:
     if train.folder == data.dir:
         deeper = _deeper(train.folder) or (place if names else None)
         if deeper is not None:
-            return f"if the classes are in {deeper}, give --data.dir {deeper}"
+            return f"if the classes are in {deeper}, give --data.dir {shlex.quote(str(deeper))}"
     elif names:
         return f"if the folders in it ({some(names)}) are the classes, move them up."
     return f"a classifier needs two or more. Make a folder for each class in {train.folder}."

@@ -232,9 +232,9 @@ class TestShareOfEveryClass:
             ),
             (("test/cat/0.png", "test/dog/0.png"), {}, "the folder test, but no folder train"),
             (
-                ("archive/train/cat/0.png", "archive/test/cat/0.png"),
+                ("my archive/train/cat/0.png", "my archive/test/cat/0.png"),
                 {},
-                "no folder train, but (?P<right>.*/archive) has: --data.dir (?P=right)$",
+                "no folder train, but (?P<right>.*/my archive) has: --data.dir '(?P=right)'$",
             ),
             (
                 ("a/b/Train/cat/0.png", "a/b/Test/cat/0.png"),
