@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, Command] = {
         "Train a network by a recipe, or by the options of a run.",
         {
             "train digits": "handwritten digits, a minute on a CPU",
-            "train folder_small --data.dir PHOTOS --epochs 30": "your images",
+            "train folder_small --data.dir PHOTOS --data.test 0.2": "your images",
             "train digits --seeds 5": "five runs with different seeds, then a table",
             "train --config runs/NAME --lr 0.05": "the options of a run, and another rate",
         },

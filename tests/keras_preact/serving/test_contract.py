@@ -95,7 +95,7 @@ MISTAKES = [
     (PREDICT, files("1", "x"), "image 1 is no number$"),
     *(
         (PREDICT, files("1", start + "AAAA"), "image 1 is no number. It looks like base64 in a pl")
-        for start in ("iVBORw0KGgo", "/9j/", "data:image/png;base64,")
+        for start in ("iVBORw0KGgo", "/9j/", "UklGR", "data:image/png;base64,")
     ),
     (PREDICT, files({"b64": "M\u00a0I"}), "standard alphabet"),
     (CLASSIFY, {"examples": [{"image_bytes": "iVBORw0KGgo="}]}, "base64 in a plain text: send"),

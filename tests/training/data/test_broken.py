@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -99,10 +100,11 @@ def test_images_that_the_header_does_not_show(tmp_path):
 
 
 @pytest.mark.parametrize("use", [lambda data: data.check(), lambda data: data.preprocessing])
-def test_one_error_names_all(tmp_path, use):
+def test_one_error_names_all(tmp_path, monkeypatch, use):
     """Those of all splits, whether headers show them or only decoding. A list has all of them
     if there are too many for the message.
     """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     pictures.write_folder(tmp_path, images=2)
     expected = {}
     for split in ("train", "test"):
