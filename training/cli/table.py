@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "predict": Command(
         "Train and use a network",
-        "Classify image files with an exported network.",
+        "Classify image files and folders with an exported network.",
         {
             "predict saved_models/NAME photo.png": "the newest version",
             "predict saved_models/NAME photos --output photos.csv": "a folder, into a file",

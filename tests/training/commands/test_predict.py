@@ -259,6 +259,15 @@ def test_a_bad_file_does_not_stop_the_others(models, images, bad, tmp_path, caps
     assert float(rows[3]["probability_1"]) == pytest.approx(e[0] / e.sum(), abs=1e-5)
 
 
+def test_a_file_of_any_size_is_not_read(models, images, capsys, monkeypatch):
+    monkeypatch.setattr(exported, "LARGEST", 2_000_000)
+    with (images / "huge.png").open("wb") as file:
+        file.truncate(5_000_000)
+    status, _, err = run(capsys, models / "gray", images / "huge.png", images / "left.png")
+    assert status == 1
+    assert "huge.png: it has 5 MB; at most 2 MB are read." in err[0]
+
+
 def test_json_is_the_same_on_stdout_and_in_a_file(models, images, tmp_path, capsys):
     output = tmp_path / "a.json"
     status, out, _ = run(capsys, models / "gray", images, "--json", "--output", output)
