@@ -130,7 +130,9 @@ class Group:
         if column == "finished":
             return f"{len(self.finished)} of {len(self.runs)}"
         if column in ERRORS and self.values(column):
-            return spread(self.values(column), ".2f")
+            values, runs = self.values(column), self.finished or self.runs
+            of = f", {len(values)} of {len(runs)} runs" * (len(values) < len(runs))
+            return spread(values, ".2f") + of
         if column in MEDIANS and self.values(column):
             return _cell(column, statistics.median(self.values(column)))
         return some(list(dict.fromkeys(_cell(column, value(run)) for run in self.runs)), most=3)

@@ -154,6 +154,12 @@ class TestGroups:
         assert f"Against the first: {LAST}, by the rank test of Mann and Whitney" in notes
         assert "4 against 4 runs cannot reach less than p = 0.029." in notes
 
+    def test_some_runs_are_not_evaluated(self, capsys):
+        write_seeds("runs/plain", [8.0, 9.0, 10.0], test=5.0)
+        Path("runs/plain/seed-1/metrics.json").unlink()
+        [row] = table(capsys, "runs/plain")
+        assert row["test error %"] == "5.00, 2 of 3 runs"
+
     def test_three_runs_each_stay_open(self, capsys):
         write_seeds("runs/plain", [8.0, 9.0, 10.0], test=9.0)
         write_seeds("runs/gated", [1.0, 2.0, 3.0], GATED, test=5.0)
