@@ -115,6 +115,10 @@ ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
 #: do.
 RAW_STEM = dataclasses.replace(ARRANGEMENTS["full_preactivation"], stem=())
 
+#: The same without the components before the pooling, so that the classifier reads the raw sum. The
+#: paper's appendix has them; pytorch-cifar's PreActResNet18 to 152 do not.
+RAW_ENDS = dataclasses.replace(RAW_STEM, head=())
+
 #: Full pre-activation for networks without normalisation: a shift before every weight and
 #: activation, a scale at the end of the branch (arXiv 1901.09321, Sec. 3; that paper has the
 #: original order). `kp.initializers.Fixup` is its initialiser.
@@ -135,7 +139,12 @@ TRANSFORMER_ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     }
 )
 
-_NAMED = {**ARRANGEMENTS, "full_preactivation_raw_stem": RAW_STEM, **TRANSFORMER_ARRANGEMENTS}
+_NAMED = {
+    **ARRANGEMENTS,
+    "full_preactivation_raw_stem": RAW_STEM,
+    "full_preactivation_raw_ends": RAW_ENDS,
+    **TRANSFORMER_ARRANGEMENTS,
+}
 
 
 def get(arrangement: str | dict | Arrangement) -> Arrangement:

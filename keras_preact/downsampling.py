@@ -45,18 +45,26 @@ class Downsampling:
             if name is not None:
                 _checks.lookup(POOLINGS, name, place)
 
-    def pooling(self, place: str, strides: int, data_format: str, dtype) -> list[keras.Layer]:
+    def pooling(
+        self, place: str, strides: int, data_format: str, dtype, *, dilation: int | None = None
+    ) -> list[keras.Layer]:
         """Return a list with the pooling for a place, a field of this class; an empty
         list if there is none.
+
+        Args:
+            place: The field.
+            strides: Strides of the pooling.
+            data_format, dtype: Arguments of the pooling.
+            dilation: Dilation rate of an average, where dilation takes the place of
+                strides. None: it does not.
         """
         name = getattr(self, place)
-        if strides == 1 or name is None:
+        if name is None or (strides == 1 and dilation is None):
             return []
-        return [
-            POOLINGS[name](
-                strides=strides, data_format=data_format, name=f"{place}_downsampling", dtype=dtype
-            )
-        ]
+        settings: dict = {"data_format": data_format, "dtype": dtype}
+        if dilation is not None:
+            settings["dilation"] = dilation
+        return [POOLINGS[name](strides=strides, name=f"{place}_downsampling", **settings)]
 
     def get_config(self) -> dict[str, str | None]:
         return dataclasses.asdict(self)

@@ -73,10 +73,10 @@ def _check_strides(unit: keras.Layer) -> None:
             "A unit with dilation must have its strides as dilation too: give dilated_strides "
             f"instead of strides. Received: strides={unit.strides}, dilation={block.dilation}"
         )
-    if block.dilated_strides > 1 and downsampling != "strided":
+    if block.dilated_strides > 1 and downsampling not in ("strided", "average"):
         raise ValueError(
-            "Only downsampling='strided' can become dilation; a pooling cannot. "
-            f"Received: downsampling={downsampling!r}, "
+            "Only downsampling='strided' and 'average' can become dilation; a blur and a maximum "
+            f"cannot. Received: downsampling={downsampling!r}, "
             f"dilated_strides={block.dilated_strides}"
         )
 

@@ -396,7 +396,14 @@ class ResidualUnit(HoldsLayers):
 
     def pooling(self, place: str) -> list[keras.Layer]:
         """Make the pooling at a place of its downsampling, if there is one."""
-        return self.downsampling.pooling(place, self.strides, self.data_format, self.dtype_policy)
+        dilates = getattr(self.block, "dilated_strides", 1) > 1
+        return self.downsampling.pooling(
+            place,
+            self.strides,
+            self.data_format,
+            self.dtype_policy,
+            dilation=self.block.dilation if dilates else None,
+        )
 
     def seed_at(self, place: str) -> int | None:
         """Return the seed of the masks at a place of the unit; None for a random one."""

@@ -384,7 +384,7 @@ class Network:
     x_L, `first_input` what unit 1 read.
 
     `stages` lists `(filters, units, strides)`; `options` are those of `Unit`. `stem` is
-    "3x3", "7x7" or "dense".
+    "3x3", "7x7", "deep" or "dense".
     """
 
     weights: Mapping
@@ -402,9 +402,13 @@ class Network:
         if self.stem == "dense":
             x = around.weight(x, "stem_dense")
         else:
-            x = around.weight(x, "stem_conv", 2 if self.stem == "7x7" else 1)
+            x = around.weight(x, "stem_conv", 1 if self.stem == "3x3" else 2)
+        if self.stem == "deep":
+            for i in (1, 2):
+                x = around.run("N A", x, f"stem_norm_{i}")
+                x = around.weight(x, f"stem_conv_{i + 1}")
         x = around.run(STEM[arrangement], x, "stem_norm")
-        if self.stem == "7x7":
+        if self.stem in ("7x7", "deep"):
             x = max_pool(x, 3, 2)
         self.first_input = x
         self.outputs = []

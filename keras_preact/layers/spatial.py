@@ -255,6 +255,8 @@ class BinomialPooling2D(keras.Layer):
             (1, 1) / 2; 3 is a blur with (1, 2, 1) / 4.
         strides: Stride of the windows.
         data_format: `"channels_last"` or `"channels_first"`.
+        dilation: Distance between the pixels of a window, for a size of 2 and strides
+            of 1.
 
     A constant map stays as it is: at the edge a window of 2 averages the pixels that it
     has, and a window of 3 mirrors the map around its outermost pixels, so a map needs at
@@ -263,14 +265,24 @@ class BinomialPooling2D(keras.Layer):
     Input and output: as `PaddedConv2D`, with the channels unchanged.
     """
 
-    def __init__(self, size: int, strides: int, data_format: str | None = None, **kwargs):
+    def __init__(
+        self, size: int, strides: int, data_format: str | None = None, dilation: int = 1, **kwargs
+    ):
         super().__init__(**kwargs)
         _checks.one_of(size, (2, 3), "size")
         _checks.positive_int(strides, "strides")
-        self.size, self.strides = _checks.plain((size, strides))
+        _checks.positive_int(dilation, "dilation")
+        if dilation > 1 and (size, strides) != (2, 1):
+            raise ValueError(
+                "`dilation` needs size=2 and strides=1. Received: "
+                f"dilation={dilation}, size={size}, strides={strides}"
+            )
+        self.size, self.strides, self.dilation = _checks.plain((size, strides, dilation))
         self.data_format = data_format_of(data_format)
 
     def call(self, x):
+        if self.dilation > 1:
+            return self._of_distant_pixels(x)
         if keras.backend.backend() == "torch" and not isinstance(x, keras.KerasTensor):
             return self._on_torch(x)
         # With its gradient in TensorFlow 2.21, the average takes a twentieth to a fiftieth, and the
@@ -281,6 +293,17 @@ class BinomialPooling2D(keras.Layer):
         x = pad_sides(x, (1, 1), self.data_format, mode="reflect")
         x = ops.average_pool(x, 2, 1, "valid", self.data_format)
         return ops.average_pool(x, 2, self.strides, "valid", self.data_format)
+
+    def _of_distant_pixels(self, x):
+        for axis in (2, 3) if self.data_format == "channels_first" else (1, 2):
+            before = (slice(None),) * axis
+            # beyond the edge, a window has only its first pixel
+            moved = [
+                x[(*before, slice(self.dilation, None))],
+                x[(*before, slice(-self.dilation, None))],
+            ]
+            x = (x + ops.concatenate(moved, axis)) / 2
+        return x
 
     def _on_torch(self, x):
         """Pool with torch's own function. Keras 3.15 copies the map into torch's default
@@ -306,6 +329,7 @@ class BinomialPooling2D(keras.Layer):
             "size": self.size,
             "strides": self.strides,
             "data_format": self.data_format,
+            "dilation": self.dilation,
         }
 
 

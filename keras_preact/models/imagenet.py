@@ -43,8 +43,10 @@ def resnet_imagenet(
         block: `"basic"` or `"bottleneck"`. None: the usual block at that depth; bottleneck
             for explicit stages.
         width_factor: Multiplies the widths 64, 128, 256, 512 of the stages.
-        stem: `"7x7"`, `"7x7_zero_padded"` as in TF-slim, or `"7x7_normalized"` as in
-            pytorchcv.
+        stem: `"7x7"`, `"7x7_zero_padded"` as in TF-slim, `"7x7_normalized"` as in
+            pytorchcv, or three 3x3 convolutions: `"deep"` as in ResNet-D (with
+            `downsampling="average"`) or `"tiered"` as in timm's ResNet-T. `"3x3"` is for
+            images of 32 x 32 pixels.
         strided_unit: Which unit of a stage shrinks the map: `"first"` in stages 2, 3
             and 4, or `"last"` in stages 1, 2 and 3, as in TF-slim and
             keras.applications.

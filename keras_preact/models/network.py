@@ -53,11 +53,14 @@ class ResidualNetwork(base.UnitNetwork):
             ImageNet), `"7x7_zero_padded"` (the same with zero padding of the pooling:
             TF-slim), `"7x7_normalized"` (the same with a normalisation and an activation
             before the pooling, also if the arrangement has none there: pytorchcv),
+            `"deep"` (as `"7x7"`, with three 3x3 convolutions, of which the first has
+            the stride and the first two are half as wide: ResNet-D), `"tiered"` (the
+            same with 3/8, 1/2 and the whole width: timm's ResNet-T),
             `"sequence"` and `"sequence_pooled"` (as `"3x3"` and `"7x7"`, for inputs
             `(length, channels)` and blocks of one dimension), `"dense"` (vectors) or
             `"whitening"` (a 2x2 convolution that `adapt` computes from images and training
             does not change; no normalisation follows it).
-        stem_filters: Width of the stem; `"whitening"` ignores it.
+        stem_filters: Width of the stem's last weight; `"whitening"` ignores it.
         block: The weights of F, see `ResidualUnit`.
         input_shape: Shape without the batch; for images in the order of `data_format`,
             with None for a size that is not fixed.
@@ -94,8 +97,9 @@ class ResidualNetwork(base.UnitNetwork):
     stem's weights, so that both paths of the first unit read it. That unit then has no
     first activation. The last activation comes after the last addition (appendix).
 
-    Layers: `preprocessing`, `stem_conv`, `stem_norm`, `stem_activation`,
-    `stage1_unit1`, `stage1_unit2` ... (`stage1_units` if stacked), `head_norm`,
+    Layers: `preprocessing`, `stem_conv` (in a deep stem also `stem_norm_1`,
+    `stem_activation_1`, `stem_conv_2` ...), `stem_norm`, `stem_activation`,
+    `stem_pool`, `stage1_unit1`, `stage1_unit2` ... (`stage1_units` if stacked), `head_norm`,
     `head_activation`, `head_pool`, `head_classifier`, `head_predictions`, as far as
     they exist.
 

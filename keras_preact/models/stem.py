@@ -15,12 +15,12 @@ from keras_preact.units import ResidualUnit
 
 @dataclasses.dataclass(frozen=True)
 class Stem:
-    """The layers before the first unit: a weight layer, the arrangement's stem
-    components, and for some stems a pooling.
+    """The layers before the first unit: a weight layer or several, the arrangement's
+    stem components, and for some stems a pooling.
 
     Args:
-        kernel_size: Kernel size of the convolution; None: a dense layer.
-        strides: Strides of the convolution.
+        kernel_size: Kernel size of the convolutions; None: a dense layer.
+        strides: Strides of the first convolution.
         pooling: Padding of a 3x3 max pooling at stride 2: `"infinity"` (minus infinity)
             or `"zeros"`; None: no pooling.
         whitens: Whether the convolution is a `Whitening2D`. Its width follows from its
@@ -29,6 +29,8 @@ class Stem:
             of width 1.
         normalized: Whether a normalisation and an activation come before the components
             of the arrangement.
+        narrower: Widths of the convolutions before the last one, as shares of its
+            width. Each has a normalisation and an activation after it.
     """
 
     kernel_size: int | None
@@ -37,6 +39,7 @@ class Stem:
     whitens: bool = False
     sequence: bool = False
     normalized: bool = False
+    narrower: tuple[float, ...] = ()
 
     @property
     def total_stride(self) -> int:
@@ -48,7 +51,7 @@ class Stem:
         """Make the layers from the input to the first unit.
 
         Args:
-            filters: Width of the weight layer.
+            filters: Width of the last weight layer.
             channels: Number of channels of the input.
             unit: A unit of the network, for its options.
             kernel: The network's kernel initialiser.
@@ -59,28 +62,44 @@ class Stem:
         if self.normalized:
             names = [*NORM_ACTIVATION, *names]
         after = unit.components.make(names, axis, filters, "stem_{}")
-        settings: dict = {
-            "data_format": unit.data_format,
-            "kernel_initializer": initializers.spawn(kernel, "stem"),
-            "dtype": unit.dtype_policy,
-        }
         if self.whitens and self.kernel_size:
-            return [Whitening2D(self.kernel_size, name="stem_conv", **settings), *after]
-        first = chains.weight(
+            whitening = Whitening2D(
+                self.kernel_size,
+                name="stem_conv",
+                data_format=unit.data_format,
+                kernel_initializer=initializers.spawn(kernel, "stem"),
+                dtype=unit.dtype_policy,
+            )
+            return [whitening, *after]
+        chain: list[keras.Layer] = []
+        if self.sequence:
+            chain.append(keras.layers.Reshape((-1, 1, channels), name="stem_map"))
+        for i, share in enumerate(self.narrower, 1):
+            width = max(1, int(filters * share))
+            between = unit.components.make(NORM_ACTIVATION, axis, width, f"stem_{{}}_{i}")
+            chain += [self._weight(i, width, unit, kernel, between), *between]
+        last = self._weight(len(self.narrower) + 1, filters, unit, kernel, after)
+        return [*chain, last, *after, *self._pool(unit)]
+
+    def _weight(
+        self, i: int, filters: int, unit: ResidualUnit, kernel, after: list[keras.Layer]
+    ) -> keras.Layer:
+        """Make the i-th weight layer, from 1, with the layers of `after` after it."""
+        place = "stem" if i == 1 else f"stem_{i}"
+        name = "stem_dense" if self.kernel_size is None else "stem_conv"
+        return chains.weight(
             filters,
             (self.kernel_size, 1) if self.sequence and self.kernel_size else self.kernel_size,
-            strides=self.strides,
+            strides=self.strides if i == 1 else 1,
             use_bias=unit.components.has_bias(after),
-            bias_initializer=initializers.spawn(unit.bias_initializer, "stem"),
+            bias_initializer=initializers.spawn(unit.bias_initializer, place),
+            kernel_initializer=initializers.spawn(kernel, place),
             kernel_regularizer=unit.kernel_regularizer,
             standardize=getattr(unit.block, "standardize_weights", False),
-            name="stem_dense" if self.kernel_size is None else "stem_conv",
-            **settings,
+            data_format=unit.data_format,
+            name=name if i == 1 else f"{name}_{i}",
+            dtype=unit.dtype_policy,
         )
-        shaped = []
-        if self.sequence:
-            shaped = [keras.layers.Reshape((-1, 1, channels), name="stem_map")]
-        return [*shaped, first, *after, *self._pool(unit)]
 
     def _pool(self, unit: ResidualUnit) -> list[keras.Layer]:
         if not self.pooling:
@@ -143,13 +162,16 @@ class Stem:
 
 
 #: `Stem` by name: for small images, for ImageNet as published, as in TF-slim and as in pytorchcv,
-#: for sequences, for vectors, for short training.
+#: of ResNet-C and D (arXiv 1812.01187, Fig. 2b) and of timm's ResNet-T, for sequences, for vectors,
+#: for short training.
 STEMS: Mapping[str, Stem] = MappingProxyType(
     {
         "3x3": Stem(3),
         "7x7": Stem(7, strides=2, pooling="infinity"),
         "7x7_zero_padded": Stem(7, strides=2, pooling="zeros"),
         "7x7_normalized": Stem(7, strides=2, pooling="infinity", normalized=True),
+        "deep": Stem(3, strides=2, pooling="infinity", narrower=(1 / 2, 1 / 2)),
+        "tiered": Stem(3, strides=2, pooling="infinity", narrower=(3 / 8, 1 / 2)),
         "sequence": Stem(3, sequence=True),
         "sequence_pooled": Stem(7, strides=2, pooling="infinity", sequence=True),
         "dense": Stem(None),

@@ -76,8 +76,8 @@ class Family:
         title: Name for messages, with the library: `"timm's ResNetV2"`.
         assumes: What the networks compute that their weights do not show, as sentences.
         network: Our layers outside the units (`stem_conv`, `stem_norm`, `head_norm`,
-            `head_classifier`) to the source's names. If there are several names,
-            separated by spaces, all are read and the last one is written.
+            `head_classifier`), in order, to the source's names. If there are several
+            names, separated by spaces, all are read and the last one is written.
         unit_name: Function from the numbers of a stage and a unit, from 1, to the start
             of the source's names for the unit's layers.
         unit: Our layers in a unit to the end of the source's names, see `unit_names`.
@@ -112,9 +112,9 @@ class Family:
 
     def matches(self, state: Mapping[str, Any]) -> bool:
         """Whether the weights have the names of this family."""
+        head = "head_norm" if "head_norm" in self.network else "head_classifier"
         required = (
-            self.network[ours] + self.leaves[kind][0][1]
-            for ours, kind in (("stem_conv", "conv"), ("head_norm", "norm"))
+            self.network[ours] + self.leaves[kind_of(ours)][0][1] for ours in ("stem_conv", head)
         )
         return all(name in state for name in required) and any(map(self.numbers.match, state))
 
@@ -184,7 +184,8 @@ class Family:
         block = "bottleneck" if "stage1_unit1/branch/conv_3/kernel" in known else "basic"
         numbers = range(1, len(counts) + 1)
         filters = [kernel(f"stage{s}_unit1/branch/conv_1/kernel")[-1] for s in numbers]
-        *_, channels, stem_filters = kernel(named_weights.STEM)
+        stem = [ours for ours in self.network if ours.startswith("stem_conv")]
+        channels, stem_filters = kernel(named_weights.STEM)[-2], kernel(f"{stem[-1]}/kernel")[-1]
         bias = known.get("head_classifier/bias")
         classes = None if bias is None else len(state[bias.theirs])
         return Structure(self.stages(filters, counts), block, stem_filters, channels, classes)

@@ -19,8 +19,8 @@ from keras_preact import atomic
 State = dict[str, np.ndarray]
 
 #: Keys of a training checkpoint that may hold the weights. The first one found is read: averaged
-#: weights first, as in timm.
-NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
+#: weights first, as in timm. The last one is pytorch-cifar's.
+NESTED = ("state_dict_ema", "model_ema", "state_dict", "model", "net")
 #: Prefixes that torch.nn.DataParallel and torch.compile add to all names.
 _WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
 #: Torch's name for the number of updates of a batch normalisation. No network computes with it.
@@ -35,7 +35,7 @@ def read_state(path: str | os.PathLike) -> State:
 
     Args:
         path: A .safetensors, .npz, .pth, .pt or .bin file; the last three need torch. A
-            training checkpoint may hold the weights as `state_dict`, `model`, or
+            training checkpoint may hold the weights as `state_dict`, `model`, `net`, or
             averaged as `state_dict_ema`.
 
     Returns:
@@ -103,13 +103,16 @@ def write_state(path: str | os.PathLike, state: Mapping[str, np.ndarray]) -> Non
 
 
 def torch_state(source: str | os.PathLike | Mapping[str, Any]) -> State:
-    """Return the weights in a file, or in a mapping of names to arrays or Torch
-    tensors, without the counters of batch normalisations.
+    """Return the weights in a file, in a mapping of names to arrays or Torch tensors, or
+    in a training checkpoint, as `read_state` does, without the counters of batch
+    normalisations.
     """
     if isinstance(source, str | os.PathLike):
         state = read_state(source)
     elif isinstance(source, Mapping):
-        state = {name: as_array(value) for name, value in source.items()}
+        state = {
+            _WRAPPERS.sub("", name): as_array(value) for name, value in _nested(source).items()
+        }
     else:
         raise ValueError(
             f"`source` must be a file or a mapping of names to arrays. Received: source={source!r}"
@@ -186,8 +189,7 @@ def _read_torch(path: Path) -> State:
         raise ValueError(
             f"{str(path)!r} is damaged or is no Torch file: {error or type(error).__name__}"
         ) from error
-    top: Mapping = content if isinstance(content, Mapping) else {}
-    tensors = next((top[key] for key in NESTED if isinstance(top.get(key), Mapping)), top)
+    tensors = _nested(content if isinstance(content, Mapping) else {})
     others = [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]
     if others or not tensors:
         held = ", ".join(map(str, others[:5])) if others else type(content).__name__
@@ -196,6 +198,11 @@ def _read_torch(path: Path) -> State:
             f"{', '.join(NESTED)}. It holds: {held}"
         )
     return {str(name): tensor for name, tensor in tensors.items()}
+
+
+def _nested(content: Mapping) -> Mapping:
+    """Return the weights in a training checkpoint, or else `content` itself."""
+    return next((content[key] for key in NESTED if isinstance(content.get(key), Mapping)), content)
 
 
 def as_array(value: Any) -> np.ndarray:

@@ -1,5 +1,5 @@
 """Convert weights from and to pre-activation networks for CIFAR that were trained in
-Torch, under two sets of names.
+Torch, under three sets of names.
 
 `CONTAINERS`: the authors' released code (resnet-1k-layers) and fb.resnet.torch's
 preresnet. A network is a tree of containers, and a weight's name is the path to it, as
@@ -14,6 +14,11 @@ In a stage's first unit both paths read the BN and ReLU.
 `ATTRIBUTES`: the PyTorch ports of these, with the names conv1, layer1.0.bn1, ..., bn,
 fc. They compute something else: the projection reads the raw x, also in the first unit,
 and the 3x3 convolution of a bottleneck has the stride.
+
+`PYTORCH_CIFAR`: the PreActResNet18, 34, 50, 101 and 152 of kuangliu/pytorch-cifar, with
+the names conv1, layer1.0.bn1, ..., linear. They have ImageNet's widths and four stages,
+and no BN and ReLU before the pooling. `WITH_LAST_NORM`: the same with a BN and ReLU
+there, named bn, as in later forks such as RobustBench's.
 """
 
 import dataclasses
@@ -34,7 +39,8 @@ ASSUMES = (
     "The conversion assumes ReLU and an epsilon of 1e-5. In the released code, the first "
     "convolution of a bottleneck has the stride, and both paths of a stage's first unit read its "
     "BN and ReLU. In the PyTorch ports, the 3x3 convolution has the stride, and projections read "
-    "the raw x."
+    "the raw x. In pytorch-cifar's PreActResNets, it has the stride too, projections read the "
+    "activated x, and no BN and ReLU come before the pooling unless the weights have them."
 )
 
 CONTAINERS = Family(
@@ -77,6 +83,26 @@ ATTRIBUTES = Family(
     image_size=32,
     model_name=lambda structure: f"cifar_resnet{structure.depth}",
 )
+PYTORCH_CIFAR = Family(
+    title="pytorch-cifar's PreActResNet",
+    assumes=ASSUMES,
+    network={"stem_conv": "conv1", "head_classifier": "linear"},
+    unit_name=ATTRIBUTES.unit_name,
+    unit=layout.unit_names(".bn1 .conv1 .bn2 .conv2 .bn3 .conv3 .shortcut.0"),
+    leaves=layout.TORCH_LEAVES,
+    numbers=ATTRIBUTES.numbers,
+    options={"arrangement": arrangements.RAW_ENDS, "stem": "3x3", "shape_shortcut": "projection"},
+    strides=(1, 2, 2, 2),
+    block_options={"stride_on": "3x3"},
+    image_size=32,
+    model_name=lambda structure: f"preactresnet{structure.depth}",
+)
+WITH_LAST_NORM = dataclasses.replace(
+    PYTORCH_CIFAR,
+    title="pytorch-cifar's PreActResNet with a last normalisation",
+    network={"stem_conv": "conv1", "head_norm": "bn", "head_classifier": "linear"},
+    options={**PYTORCH_CIFAR.options, "arrangement": arrangements.RAW_STEM},
+)
 
 
 def is_torch_cifar(state: Mapping[str, Any]) -> bool:
@@ -87,7 +113,12 @@ def is_torch_cifar(state: Mapping[str, Any]) -> bool:
 
 
 def _family_of(state: Mapping[str, Any]) -> Family | None:
-    return next((family for family in (CONTAINERS, ATTRIBUTES) if family.matches(state)), None)
+    if any(name.startswith("bn1.") for name in state):  # a network in the original order
+        return None
+    families = [CONTAINERS, ATTRIBUTES]
+    if "linear.weight" in state:
+        families = [WITH_LAST_NORM, PYTORCH_CIFAR]
+    return next((family for family in families if family.matches(state)), None)
 
 
 def from_torch_cifar(
@@ -106,10 +137,18 @@ def from_torch_cifar(
     read its BN and ReLU. In the PyTorch ports, the 3x3 convolution has the stride, and
     projections read the raw x.
 
+    The networks that most people have trained, PreActResNet18 to 152 of
+    kuangliu/pytorch-cifar, differ from the paper's: they have four stages of ImageNet's
+    widths, and their classifier reads the raw sum. The paper's appendix has a BN and
+    ReLU before the pooling, and so does every network here unless its arrangement is
+    `"full_preactivation_raw_ends"`. Their repository trains on images with
+    `mean=(125.3, 123.0, 113.9), std=(51.6, 50.8, 51.3)`.
+
     Args:
         source: A file, see `read_state`, or a mapping of names to arrays or tensors.
             The names may come from the released code's tree of containers
-            (`1.0.2.0.0.weight`) or from the PyTorch ports (`layer1.0.conv1.weight`).
+            (`1.0.2.0.0.weight`), from the PyTorch ports (`layer1.0.conv1.weight` and
+            `fc.weight`) or from pytorch-cifar (`linear.weight` in place of the latter).
             The weights show depth, widths, block, and whether shape-changing units have
             a projection or zero padding.
         input_shape: Shape of the images. None: 32 x 32 and the channels of the weights.
@@ -142,7 +181,9 @@ def from_torch_cifar(
         raise ValueError(
             "These are no weights of a pre-activation network for CIFAR: the released code's "
             "have names such as 0.weight and 1.0.2.0.0.weight, PyTorch ports' conv1.weight, "
-            f"layer1.0.bn1.weight and bn.weight. They are: {some(state)}"
+            "layer1.0.bn1.weight and bn.weight, pytorch-cifar's PreActResNets conv1.weight and "
+            "linear.weight. Weights with bn1.weight are those of a ResNet in the original order. "
+            f"They are: {some(state)}"
         )
     if family is CONTAINERS:
         projects = "2.0.2.1.0.weight" in state
@@ -158,7 +199,9 @@ def to_torch_cifar(model: ResidualNetwork) -> dict[str, np.ndarray]:
     Args:
         model: A network from `from_torch_cifar`, from `resnet_cifar` with full
             pre-activation (which gets the released code's names), or one of the same
-            structure.
+            structure, such as pytorch-cifar's PreActResNet18: `kp.models.resnet_imagenet(
+            18, stem="3x3", arrangement="full_preactivation_raw_ends", classes=10,
+            input_shape=(32, 32, 3))`.
 
     Raises:
         ValueError: for a network that neither the released code nor the PyTorch ports
@@ -166,8 +209,11 @@ def to_torch_cifar(model: ResidualNetwork) -> dict[str, np.ndarray]:
         WeightsMismatch: for weights that the Torch code has no name for.
     """
     config = model.get_config() if isinstance(model, ResidualNetwork) else {}
-    if config.get("arrangement") == arrangements.serialize(arrangements.RAW_STEM):
-        family = ATTRIBUTES
+    arrangement = arrangements.get(config.get("arrangement", "full_preactivation"))
+    if arrangement == arrangements.RAW_ENDS:
+        family = PYTORCH_CIFAR
+    elif arrangement == arrangements.RAW_STEM:
+        family = WITH_LAST_NORM if len(config["stages"]) == 4 else ATTRIBUTES
     else:
         family = _with_shortcut(CONTAINERS, config.get("shape_shortcut", "auto"))
     return files.with_counters(family.extract(model))

@@ -67,6 +67,7 @@ WRONG = [
     (lambda: maxima(2, 2, zeros=True), "`pool_size` must be odd with zeros=True"),
     (lambda: BinomialPooling2D(5, 2), "`size` must be one of 2, 3", "size=5"),
     (lambda: BinomialPooling2D(3, (2, 2)), "`strides` must be a positive integer"),
+    (lambda: BinomialPooling2D(2, 2, dilation=2), "`dilation` needs size=2 and strides=1"),
     (lambda: whitening(kernel_size=(2, 3)), "`kernel_size` must be one number"),
     (lambda: whitening(strides=2), "always 1: leave it out", "strides=2"),
     (lambda: whitening(use_bias=True), "always False", "use_bias=True"),

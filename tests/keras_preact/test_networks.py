@@ -58,6 +58,23 @@ NETWORKS = {
             "options": {"stride_on": "3x3"},
         },
     ),
+    "ResNet-D": (
+        functools.partial(
+            kp.models.resnet_imagenet,
+            (1, 2),
+            width_factor=1 / 16,
+            classes=10,
+            input_shape=(19, 18, 3),
+            stem="deep",
+            downsampling="average",
+        ),
+        {
+            "stages": [(4, 1, 1), (8, 2, 2)],
+            "stem": "deep",
+            "block": "bottleneck",
+            "options": {"stride_on": "3x3", "downsampling": "average"},
+        },
+    ),
     "dense": (
         functools.partial(kp.models.dense_resnet, 6, width=5, input_shape=(7,)),
         {"stages": [(5, 2, 1)], "stem": "dense", "block": "dense"},
@@ -101,7 +118,7 @@ def test_cifar_networks(arrangement, name):
     compare(name, arrangement=arrangement)
 
 
-@pytest.mark.parametrize("name", ["cifar single", "wide", "imagenet", "dense"])
+@pytest.mark.parametrize("name", ["cifar single", "wide", "imagenet", "ResNet-D", "dense"])
 @pytest.mark.parametrize("arrangement", ["original", "full_preactivation"])
 def test_other_networks(arrangement, name):
     compare(name, arrangement=arrangement)
@@ -121,6 +138,7 @@ def test_stem_pooling_pads_with_minus_infinity():
         ("cifar bottleneck", {"shortcut": "shortcut_only_gating"}),
         ("wide", {"dropout": 0.3}),
         ("imagenet", {"shortcut": "dropout"}),
+        ("ResNet-D", {}),
         ("dense", {"arrangement": "original"}),
     ],
 )

@@ -99,3 +99,14 @@ def test_a_network_is_not_quantized():
     """Its file would not load."""
     model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1))
     assert "cannot be quantized" in harness.error_of(lambda: model.quantize("int8"))
+
+
+def test_a_folder_as_keras_uploads_it_to_hugging_face(tmp_path):
+    """`model.save("hf://USER/MODEL")` uploads such a folder, and `load_model` downloads it."""
+    model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1))
+    harness.randomize(model)
+    keras.saving.save_model(model, tmp_path / "model", zipped=False)
+    loaded = keras.saving.load_model(tmp_path / "model")
+    assert type(loaded) is type(model)
+    x = harness.images(2, 8, 8, 1)
+    np.testing.assert_array_equal(harness.numpy(loaded(x)), harness.numpy(model(x)))

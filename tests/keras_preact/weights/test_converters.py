@@ -27,14 +27,21 @@ NETWORKS = {
     "timm, basic": timm_nets.basic,
     "timm, bottleneck": timm_nets.bottleneck,
     "timm, bit": timm_nets.bit,
+    "timm, d": lambda: timm_nets.basic(**timm_nets.DEEP),
+    "timm, d and bottleneck": lambda: timm_nets.bottleneck(**timm_nets.DEEP),
+    "timm, d_gn": lambda: timm_nets.bottleneck(**timm_nets.DEEP, **timm_nets.GROUP),
+    "timm, t": lambda: timm_nets.bottleneck(**timm_nets.TIERED),
     **{f"pytorchcv, {kind}": make for kind, make in PYTORCHCV.items()},
     **{f"torch_cifar, {kind}": make for kind, make in CIFAR.items()},
 }
 #: Options of networks whose weights do not show them.
 GIVEN = {"pytorchcv, ImageNet, b": {"stride_on": "3x3"}}
-STACKED = ("keras_applications", "keras_hub, top", "timm, bit")
+STACKED = ("keras_applications", "keras_hub, top", "timm, bit", "timm, d")
 #: Compared on every backend: of each library one, with the fewest shapes.
-ON_ALL = ("keras_applications", "keras_hub", "timm, basic", "torch_cifar, basic with projections")
+ON_ALL = (
+    *("keras_applications", "keras_hub", "timm, basic", "timm, d"),
+    *("torch_cifar, basic with projections", "torch_cifar, pytorch-cifar"),
+)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +80,18 @@ def test_outputs_and_the_way_back(name):
 LOOKALIKES = {
     "activation": (lambda: timm_nets.bottleneck(act_layer=nn.GELU), {"activation": "gelu"}),
     "stem": (lambda: timm_nets.bottleneck(stem_type="fixed"), {"stem": "7x7_zero_padded"}),
-    "average pooling in projections": (lambda: timm_nets.bottleneck(avg_down=True), None),
+    "average pooling in projections": (
+        lambda: timm_nets.bottleneck(avg_down=True),
+        {"downsampling": "average"},
+    ),
+    "no average pooling in projections": (
+        lambda: timm_nets.bottleneck(**timm_nets.DEEP | {"avg_down": False}),
+        {"downsampling": "strided"},
+    ),
+    "padding of a deep stem": (
+        lambda: timm_nets.bottleneck(**timm_nets.DEEP | {"stem_type": "deep_fixed"}),
+        None,
+    ),
     "kernels": (
         lambda: timm_nets.bit(conv_layer=timm_nets.create_conv2d),
         {"standardize_weights": False},
@@ -229,6 +247,13 @@ OTHERS = [
     ("torch_cifar", lambda: cifar(11, block=BOTTLENECK), "stride_on='3x3' where"),
     ("torch_cifar", lambda: cifar(**RAW), "ports of the networks for CIFAR does: activate_shape"),
     ("torch_cifar", lambda: None, "must be a ResidualNetwork"),
+    (
+        "torch_cifar",
+        lambda: imagenet(18, width_factor=1 / 8, arrangement="full_preactivation_raw_ends"),
+        "stem='7x7' where it has '3x3'",
+    ),
+    ("timm", lambda: imagenet((1,) * 4, stem="deep", **RAW), "downsampling='strided' where it"),
+    ("timm", lambda: imagenet((1,) * 4, downsampling="average", **RAW), "'average' where it"),
     ("keras_hub", lambda: like_hub((2, 2), strided_unit="last"), "strides in the first unit"),
     (
         "keras_hub",

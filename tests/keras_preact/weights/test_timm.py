@@ -5,6 +5,7 @@ counterpart here.
 import numpy as np
 import pytest
 
+import keras_preact as kp
 from keras_preact import weights
 from tests.keras_preact.weights import timm_nets
 from tests.keras_preact.weights.torch_nets import check_same, randomized, torch
@@ -13,23 +14,53 @@ timm = pytest.importorskip("timm")
 
 
 @pytest.mark.soak
-def test_a_whole_network():
-    net = randomized(timm.create_model("resnetv2_50x1_bit", num_classes=10))
+@pytest.mark.parametrize("name", ["resnetv2_50x1_bit", "resnetv2_34d", "resnetv2_50d_gn"])
+def test_a_whole_network(name):
+    net = randomized(timm.create_model(name, num_classes=10))
     model = weights.from_timm(net.state_dict(), input_shape=(64, 64, 3))
-    assert model.name == "resnetv2_50x1_bit"
+    assert model.name == name
     check_same(net, model, (64, 64))
     assert weights.to_timm(model).keys() == net.state_dict().keys()
 
 
+#: timm's names of networks, and options of the builder.
+NAMES = {
+    "resnetv2_18": {},
+    "resnetv2_18d": {"stem": "deep", "downsampling": "average"},
+    "resnetv2_34d": {"stem": "deep", "downsampling": "average"},
+    "resnetv2_50d": {"stem": "deep", "downsampling": "average"},
+    "resnetv2_50d_gn": {"stem": "deep", "downsampling": "average", "normalization": "group"},
+    "resnetv2_50t": {"stem": "tiered", "downsampling": "average"},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_builders_make_timms_networks(name):
+    """The names and shapes of all weights, and so their number, are timm's."""
+    with torch.device("meta"):
+        wanted = {
+            key: tuple(value.shape) for key, value in timm.create_model(name).state_dict().items()
+        }
+    model = kp.models.resnet_imagenet(
+        int(name[9:11]),
+        arrangement="full_preactivation_raw_stem",
+        kernel_initializer="zeros",
+        **NAMES[name],
+    )
+    state = weights.to_timm(model)
+    assert {key: array.shape for key, array in state.items()} == wanted
+
+
 @pytest.mark.parametrize("channels", [1, 4])
-def test_other_channels_and_classes_as_timm_adapts_them(tmp_path, channels):
+@pytest.mark.parametrize("kind", ["resnetv2_18", "resnetv2_18d"])
+def test_other_channels_and_classes_as_timm_adapts_them(tmp_path, channels, kind):
     """`create_model(pretrained=True)` from a file is timm's own way of it."""
     small = {"layers": (1, 1, 1, 1), "channels": (32, 32, 32, 32), "stem_chs": 32}
-    net = randomized(timm.create_model("resnetv2_18", num_classes=7, **small))
+    net = randomized(timm.create_model(kind, num_classes=7, **small))
     path = tmp_path / "net.safetensors"
     weights.write_state(path, {name: tensor.numpy() for name, tensor in net.state_dict().items()})
     adapted = timm.create_model(
-        "resnetv2_18",
+        kind,
         pretrained=True,
         pretrained_cfg_overlay={"file": str(path), "num_classes": 7},
         in_chans=channels,
@@ -48,9 +79,10 @@ def test_other_channels_and_classes_as_timm_adapts_them(tmp_path, channels):
 @pytest.mark.parametrize(
     ("name", "options", "what"),
     [
-        ("resnetv2_50d_evos", {}, "three 3x3 convolutions .* and EvoNorm"),
-        ("resnetv2_50d_frn", {}, "three 3x3 convolutions .* and filter response"),
+        ("resnetv2_50d_evos", {}, "with EvoNorm"),
+        ("resnetv2_50d_frn", {}, "with filter response"),
         ("resnetv2_50", {"preact": False}, "original order"),
+        ("resnetv2_50d", {"preact": False}, "original order"),
     ],
 )
 def test_variants_without_counterpart(name, options, what):

@@ -10,11 +10,15 @@ pytest.importorskip("torch")
 torchvision_stub.import_torchvision_or_stub()
 pytest.importorskip("timm")
 
-from timm.layers import BatchNormAct2d, StdConv2d, create_conv2d  # noqa: E402
+from timm.layers import BatchNormAct2d, GroupNormAct, StdConv2d, create_conv2d  # noqa: E402
 from timm.models.resnetv2 import ResNetV2  # noqa: E402
 
 SMALL = {"layers": (1, 2, 1, 1), "stem_chs": 32, "num_classes": 7}
 BATCH = SMALL | {"conv_layer": create_conv2d, "norm_layer": BatchNormAct2d}
+#: Options of ResNet-D, `resnetv2_18d` and others, and of ResNet-T.
+DEEP = {"stem_type": "deep", "avg_down": True}
+TIERED = DEEP | {"stem_type": "tiered"}
+GROUP = {"norm_layer": GroupNormAct, "stem_chs": 64}
 BIT = SMALL | {"conv_layer": functools.partial(StdConv2d, eps=1e-8), "stem_type": "fixed"}
 
 

@@ -144,6 +144,56 @@ def attributes(units, block="bottleneck"):
     )
 
 
+class PreActBlock(nn.Module):
+    """A unit of pytorch-cifar: its projection reads the activated input."""
+
+    def __init__(self, channels, width, stride, bottleneck):
+        super().__init__()
+        rows = [(3, width, stride), (3, width, 1)]
+        if bottleneck:
+            rows = [(1, width, 1), (3, width, stride), (1, 4 * width, 1)]
+        self.depth, out = len(rows), rows[-1][1]
+        if stride > 1 or channels != out:
+            self.shortcut = nn.Sequential(conv(channels, out, 1, stride))
+        for i, (size, filters, strides) in enumerate(rows, 1):
+            setattr(self, f"bn{i}", nn.BatchNorm2d(channels))
+            setattr(self, f"conv{i}", conv(channels, filters, size, strides))
+            channels = filters
+
+    def forward(self, x):
+        activated = torch.relu(self.bn1(x))
+        branch = self.conv1(activated)
+        for i in range(2, self.depth + 1):
+            branch = getattr(self, f"conv{i}")(torch.relu(getattr(self, f"bn{i}")(branch)))
+        return branch + (self.shortcut(activated) if hasattr(self, "shortcut") else x)
+
+
+class PreActResNet(nn.Module):
+    """The network of pytorch-cifar, with four stages; with `last_norm` that of its forks."""
+
+    def __init__(self, units, bottleneck=False, last_norm=False, width=8):
+        super().__init__()
+        channels, self.conv1 = width, conv(3, width, 3)
+        for s, count in enumerate(units, 1):
+            stage = nn.Sequential()
+            for u in range(count):
+                stride = 2 if s > 1 and u == 0 else 1
+                stage.append(PreActBlock(channels, width * 2 ** (s - 1), stride, bottleneck))
+                channels = width * 2 ** (s - 1) * (4 if bottleneck else 1)
+            setattr(self, f"layer{s}", stage)
+        if last_norm:
+            self.bn = nn.BatchNorm2d(channels)
+        self.linear = nn.Linear(channels, 10)
+
+    def forward(self, x):
+        x = self.conv1(x)
+        for s in (1, 2, 3, 4):
+            x = getattr(self, f"layer{s}")(x)
+        if hasattr(self, "bn"):
+            x = torch.relu(self.bn(x))
+        return self.linear(nn.functional.avg_pool2d(x, 4).flatten(1))
+
+
 #: A replica of every kind, small.
 CIFAR = {
     "bottleneck": lambda: containers(2),
@@ -152,4 +202,7 @@ CIFAR = {
     "linear in a container": lambda: containers(1, "basic", linear=linear_in_a_container),
     "attributes, bottleneck": lambda: attributes(2),
     "attributes, basic": lambda: attributes(2, "basic"),
+    "pytorch-cifar": lambda: PreActResNet((1, 2, 1, 1)),
+    "pytorch-cifar, bottleneck": lambda: PreActResNet((2, 1, 1, 1), bottleneck=True),
+    "pytorch-cifar, last norm": lambda: PreActResNet((1, 1, 1, 1), last_norm=True),
 }
