@@ -17,7 +17,7 @@ from typing import Any
 
 from keras_preact._read_only import ReadOnly
 from keras_preact.layers import spatial
-from keras_preact.models import named_weights
+from keras_preact.models import named_weights, other_names
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import fast_resnet, resnet_cifar, wide_resnet
 from keras_preact.models.copies import changed_copy
@@ -229,9 +229,10 @@ def model_entry(name: str) -> ModelEntry:
     parts = [known for known in MODELS if name and str(name) in known]
     close = difflib.get_close_matches(str(name), MODELS, n=3, cutoff=0.0)
     near = list(dict.fromkeys([*parts, *close]))[:3]
+    meant = f"Did you mean {' or '.join(map(repr, near))}?"
     raise ValueError(
-        f"Unknown name. Did you mean {' or '.join(map(repr, near))}? `kp.list_models()` returns "
-        f"all {len(MODELS)}. Received: name={name!r}"
+        f"Unknown name. {other_names.advice(other_names.NETWORKS, name) or meant} "
+        f"`kp.list_models()` returns all {len(MODELS)}. Received: name={name!r}"
     )
 
 
@@ -307,10 +308,11 @@ def _check_weights(entry: ModelEntry, weights: str | Path, options: Mapping[str,
     path = Path(str(weights))
     if not path.name.endswith(WEIGHT_SUFFIXES):
         known = {other.name: other.weights for other in MODELS.values() if other.weights}
+        advice = other_names.advice(other_names.WEIGHTS, weights)
         raise ValueError(
             f"`weights` must be a {' or '.join(WEIGHT_SUFFIXES)} file, or a name of weights in "
-            f"this package, which has {known}. Received: name={entry.name!r}, "
-            f"weights={str(weights)!r}"
+            f"this package, which has {known}. {advice}{' ' * bool(advice)}Received: "
+            f"name={entry.name!r}, weights={str(weights)!r}"
         )
     if not path.is_file():
         raise ValueError(f"`weights` is not an existing file. Received: weights={str(weights)!r}")

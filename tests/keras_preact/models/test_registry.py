@@ -4,6 +4,7 @@ import collections
 import functools
 import hashlib
 import json
+import operator
 import re
 import shutil
 import types
@@ -122,6 +123,48 @@ def test_every_published_row_has_an_entry_unless_its_shortcut_or_block_is_specia
     carried = {row for entry in MODELS.values() for row in entry.published}
     for row in RESULTS:
         assert (row in carried) == (not {"shortcut", "block"} & set(row.arguments))
+
+
+#: Names of other libraries and papers, and a part of the advice.
+OTHER_NAMES = {
+    "ResNet50V2": "kp.applications.ResNet50V2() is keras.applications'",
+    "resnet152_v2": "--model.weights ResNet152V2:imagenet",
+    "resnetv2_50": "kp.weights.from_timm(FILE)",
+    "resnetv2_18d.ra4_e3600_r224_in1k": "'imagenet_resnet18_preact'",
+    "resnet_v2_50_imagenet": "kp.weights.from_keras_hub(MODEL)",
+    "PreActResNet18": "kp.weights.from_torch_cifar(FILE)",
+    "preact_resnet-34": "kp.models.resnet_imagenet(34, stem='3x3'",
+    "preresnet20_cifar10": "kp.weights.from_pytorchcv(FILE)",
+    "WRN-28-10": "kp.models.wide_resnet(28, 10)",
+    "resnet50d": "kp.models.resnet_imagenet(50, stem='deep', downsampling='average')",
+    "resnet50": "'imagenet_resnet50_preact'",
+    "ResNet-110": "'cifar_resnet110_preact'",
+    "resnet20v2": "'cifar_resnet20_original'",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_names_of_other_libraries(name):
+    message = harness.error_of(lambda: kp.create_model(name))
+    assert OTHER_NAMES[name] in message
+    for call in re.findall(r"kp\.(\w+\.\w+)", message):  # they exist
+        operator.attrgetter(call)(kp)
+    assert set(re.findall(r"'(\w+_resnet\w+)'", message)) <= MODELS.keys()
+
+
+@pytest.mark.parametrize(
+    ("weights", "part"),
+    [
+        ("imagenet", "kp.applications.ResNet50V2(weights='imagenet')"),
+        ("IMAGENET1K_V2", "kp.weights.from_timm(FILE)"),
+        (True, "kp.weights.from_timm(FILE)"),
+        ("resnetv2_50.safetensors", "`keras-preact convert`"),
+        ("ckpt.pth", "from_torch_cifar"),
+    ],
+)
+def test_weights_of_other_libraries(weights, part):
+    name = "imagenet_resnet50_preact"
+    assert part in harness.error_of(lambda: kp.create_model(name, weights=weights))
 
 
 @pytest.mark.parametrize("name", ["digits_resnet8_preact", "dense_resnet6"])
