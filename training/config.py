@@ -78,8 +78,9 @@ class Model:
     """A registered model, such as cifar_resnet110_preact; `keras-preact train --help` lists all. Or
     yours: MODULE:FUNCTION, which returns a Keras model."""
     weights: Path | None = None
-    """For finetune: a trained network, which gets a new classifier: a run directory, a .keras file,
-    or a shipped one as MODEL:WEIGHTS, such as cifar_resnet20_preact:cifar10."""
+    """For finetune: a trained network, which gets a new classifier: a run directory, a file of this
+    package or of another library, or MODEL:WEIGHTS, such as cifar_resnet20_preact:cifar10 or
+    ResNet50V2:imagenet."""
     freeze: str | None = None
     """Freeze --model.weights up to here: stem, stage2, stage2_unit1 or head (before classifier)."""
     mean: tuple[float, ...] = ()

@@ -179,7 +179,7 @@ def folder_small() -> Config:
 
 
 def finetune() -> Config:
-    """Fine-tune a trained network (--model.weights RUN or FILE.keras) on your images.
+    """Fine-tune a trained network (--model.weights RUN or FILE) on your images.
 
     Images are given as for folder. The network gets a new classifier and trains for 10
     epochs at a tenth of the usual rate. With --model.freeze stage2 the first stages do

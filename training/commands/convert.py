@@ -55,7 +55,7 @@ def convert(
     """
     from keras_preact import weights
 
-    from . import formats
+    from ..directory import formats
 
     _check(out, target_format, half, overwrite)
     with checking():
@@ -93,7 +93,7 @@ def convert(
 
 def _check(out: Path, target_format: FormatName, half: bool, overwrite: bool) -> None:
     """Check that the file may be written, and has an ending of its format."""
-    from . import formats
+    from ..directory import formats
 
     if out.exists() and not (overwrite and out.is_file()):
         if out.is_file():

@@ -80,13 +80,21 @@ def load(path: Path) -> keras.Model:
 
 
 def shipped(name: str) -> keras.Model:
-    """Return a network with trained weights that the package has, by MODEL:WEIGHTS.
+    """Return a network with trained weights by MODEL:WEIGHTS: one that the package has, or
+    one of `kp.applications`, which returns logits here.
 
     Raises:
         ValueError: for an unknown model or unknown weights.
+        UserError: if the weights cannot be downloaded.
     """
     model, _, weights = name.partition(":")
-    return kp.create_model(model, weights=weights, include_preprocessing=True)
+    if model not in kp.applications.__all__ or not model.startswith("ResNet"):
+        return kp.create_model(model, weights=weights, include_preprocessing=True)
+    options = {"mean": 127.5, "std": 127.5, "classifier_activation": None}  # as preprocess_input
+    try:
+        return getattr(kp.applications, model)(weights=weights, **options)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise UserError(f"{name}: {error}") from error
 
 
 def architecture(run: Path) -> keras.Model:

@@ -37,7 +37,7 @@ def _check_model(model: Model) -> None:
     if not model.name:
         raise UserError(
             "Fine-tuning starts from a trained network: add --model.weights with a run "
-            "directory or a .keras file."
+            "directory, a file of weights or ResNet50V2:imagenet."
         )
     for option in ("freeze", "mean", "std"):
         if getattr(model, option):

@@ -13,7 +13,7 @@ from keras_preact.models.base import UnitNetwork
 
 from ..config import Config
 from ..data import ImageData
-from ..directory import models, runs
+from ..directory import formats, models, runs
 from ..directory.checkpoints import Checkpoints
 from ..errors import UserError, command
 from . import networks
@@ -41,7 +41,7 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
             images or options that do not fit the network.
     """
     resumed = _resumed(config, data)
-    source = _read(config) if resumed is None else resumed
+    source, pixels = _read(config) if resumed is None else (resumed, None)
     if config.model.name not in ("", source.name):
         raise UserError(
             "--model.weights belongs to the recipe finetune, without --model.name. Received: "
@@ -59,7 +59,7 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
         raise UserError(
             f"{source.name} has its own preprocessing layer. Remove --model.mean and --model.std."
         )
-    mean, std = _preprocessing(config, source, channels)
+    mean, std = _preprocessing(config, source, channels, pixels)
     data = dataclasses.replace(
         data, standard=dataclasses.replace(data.standard, mean=mean, std=std), measured=False
     )
@@ -108,23 +108,27 @@ def _resumed(config: Config, data: ImageData) -> UnitNetwork | None:
     return network
 
 
-def _read(config: Config) -> UnitNetwork:
+def _read(config: Config) -> tuple[UnitNetwork, tuple[float, float] | None]:
+    """Return the trained network, and the mean and std of the pixels for networks of its
+    library that have no layer for them, if they are known.
+    """
     path = config.model.weights
+    pixels: tuple[float, float] | None = None
     assert path is not None
     if path.is_dir():
         _check_parts(path)
         model, _ = models.open_run(path)
-    elif path.suffix == ".keras" and path.is_file():
-        model = models.load(path)
+    elif path.is_file() and path.name.endswith(formats.SOURCES):
+        model, pixels = formats.network(path)
     elif ":" in str(path):
         model = models.shipped(str(path))
     else:
         raise UserError(
-            "--model.weights must be an existing run directory, a .keras file, or MODEL:WEIGHTS "
-            "such as cifar_resnet20_preact:cifar10. "
-            f"{command('convert')} makes a .keras file from other formats. Received: {path}"
+            "--model.weights must be an existing run directory, an existing file of weights "
+            f"({', '.join(formats.SOURCES)}), or MODEL:WEIGHTS such as "
+            f"cifar_resnet20_preact:cifar10 or ResNet50V2:imagenet. Received: {path}"
         )
-    return _checked(model, path)
+    return _checked(model, path), pixels
 
 
 def _check_parts(run: Path) -> None:
@@ -158,11 +162,18 @@ def _colour(channels: int) -> str:
 
 
 def _preprocessing(
-    config: Config, source: UnitNetwork, channels: int
+    config: Config,
+    source: UnitNetwork,
+    channels: int,
+    pixels: tuple[float, float] | None,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and std per channel that the network was trained with."""
+    """Return the mean and std per channel that the network was trained with. `pixels` are
+    those of its library.
+    """
     mean, std = source.arguments["mean"], source.arguments["std"]
-    if mean is None and std is None:
+    if mean is None and std is None and pixels and not config.model.mean:
+        mean, std = pixels
+    elif mean is None and std is None:
         mean, std = config.model.mean, config.model.std
         if not mean:
             raise UserError(

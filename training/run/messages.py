@@ -44,6 +44,12 @@ def beginning(run: Run, folder: Path, saved: Saved | None) -> str:
     ]
     if data.broken:
         lines.append(f"Images that were left out: {folder / BROKEN}")
+    if config.model.weights is not None:
+        mean, std = (
+            " ".join(f"{value:g}" for value in values)
+            for values in (data.preprocessing.mean, data.preprocessing.std)
+        )
+        lines.append(f"Started from {config.model.weights}: pixels have mean {mean} and std {std}.")
     if saved is not None:
         lines.append(f"Resuming after iteration {saved.step // plan.micro_batches:,}.")
     return "\n".join(lines)

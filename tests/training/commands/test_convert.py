@@ -14,7 +14,7 @@ from tests.keras_preact.harness import randomize
 from tests.training.calls import error_of, files
 from training import cli
 from training.commands.convert import FormatName, convert
-from training.commands.formats import FORMATS
+from training.directory.formats import FORMATS
 
 OPTIONS = {"block": "basic", "width_factor": 0.125, "classes": 3, "input_shape": (32, 32, 3)}
 

@@ -5,17 +5,23 @@ import json
 import shutil
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import pytest
+from keras.src.legacy.saving import legacy_h5_format
 
 import keras_preact as kp
+from tests.keras_preact import harness
+from tests.keras_preact.weights import keras_nets
 from tests.training import images as pictures
 from tests.training.calls import assert_same_weights, error_of, weights, words
 from training import cli
 from training.commands import train
 from training.config import Config, Data, Model
 from training.data import load
+from training.directory import models
+from training.errors import UserError
 from training.recipes import RECIPES
 from training.run import finetune
 
@@ -88,6 +94,83 @@ def test_a_shipped_network_gets_a_new_classifier(work):
             np.testing.assert_array_equal(value, trained[path], path)
 
 
+def timm_file(folder):
+    """A file of timm's names, and the network that it is of."""
+    network = kp.models.resnet_imagenet(
+        (1, 1, 1, 1),
+        block="basic",
+        width_factor=1 / 8,
+        stem="deep",
+        downsampling="average",
+        arrangement="full_preactivation_raw_stem",
+        classes=5,
+        input_shape=(32, 32, 3),
+    )
+    harness.randomize(network)
+    kp.weights.write_state(folder / "model.safetensors", kp.weights.to_timm(network))
+    return folder / "model.safetensors", network
+
+
+def applications_file(folder):
+    theirs = keras_nets.applications()
+    with h5py.File(folder / "weights.h5", "w") as file:  # as the downloads are
+        legacy_h5_format.save_weights_to_hdf5_group(file, theirs)
+    return folder / "weights.h5", kp.weights.from_keras_applications(theirs)
+
+
+@pytest.mark.parametrize("make", [timm_file, applications_file])
+def test_weights_of_another_library_get_a_new_classifier(work, tmp_path, make):
+    """Their pixels are scaled as that library does, unless other values are given."""
+    path, network = make(tmp_path)
+    folder = Data("folder", dir=work / "three", size=48)
+    _, data, tuned = finetune.begin(Config(Model("", weights=path), folder), load(folder))
+    assert (data.preprocessing.mean, data.preprocessing.std) == ((127.5,) * 3, (127.5,) * 3)
+    assert tuned.input_shape == (None, 48, 48, 3)
+    given, found = weights(network), weights(tuned)
+    assert found.pop("head_classifier/kernel").shape[-1] == 3
+    for name, value in found.items():
+        if not name.startswith(("preprocessing", "head_classifier")):
+            np.testing.assert_array_equal(value, given[name], name)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 48, 48, 3)).astype("float32")
+    network = kp.transfer.changed_copy(network, input_shape=(48, 48, 3))
+    want = kp.transfer.feature_extractor(network, ["pool"])(pixels / 127.5 - 1)["pool"]
+    got = kp.transfer.feature_extractor(tuned, ["pool"])(pixels)["pool"]
+    np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, (got, want)), rtol=1e-3, atol=1e-3)
+    other = Model("", weights=path, mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0))
+    _, data, _ = finetune.begin(Config(other, folder), load(folder))
+    assert (data.preprocessing.mean, data.preprocessing.std) == (other.mean, other.std)
+
+
+def test_a_run_from_weights_of_another_library(work, tmp_path, capsys):
+    """One line of the command line."""
+    path, _ = timm_file(tmp_path)
+    run = tmp_path / "run"
+    options = words(f"finetune --data.dir {work / 'three'} --data.size 32 --output {run}")
+    train.main([*options, "--model.weights", str(path), *TUNE])
+    assert f"Started from {path}: pixels have mean 127.5" in capsys.readouterr().out
+    assert keras.saving.load_model(run / "model.keras").output_shape == (None, 3)
+
+
+def test_keras_applications_by_name(monkeypatch):
+    """ResNet50V2:imagenet downloads its weights; here they are random."""
+    loaded = []
+
+    def build(weights, **options):
+        loaded.append(weights)
+        return kp.models.resnet_imagenet((1,), input_shape=(32, 32, 3), width_factor=0.125)
+
+    monkeypatch.setattr(kp.applications, "ResNet50V2", build)
+    assert models.shipped("ResNet50V2:imagenet").count_params()
+    assert loaded == ["imagenet"]
+
+    def offline(weights, **options):
+        raise ConnectionError("The download failed")
+
+    monkeypatch.setattr(kp.applications, "ResNet50V2", offline)
+    with pytest.raises(UserError, match="ResNet50V2:imagenet: The download failed"):
+        models.shipped("ResNet50V2:imagenet")
+
+
 def test_a_run_resumes_without_the_file_it_started_from(work, tmp_path, monkeypatch):
     """It resumes from a checkpoint in the middle, and ends with the bits of the run that was
     not interrupted.
@@ -127,6 +210,9 @@ class TestErrors:
             ("--model.weights nowhere", "nowhere"),
             ("--model.weights cifar_resnet20_preact:imagenet", "imagenet"),
             ("--model.weights three", "three"),
+            ("--model.weights imagenet", "such as cifar_resnet20_preact:cifar10 or ResNet50V2:im"),
+            ("--model.weights missing.safetensors", "an existing file of weights (.keras, .h5, "),
+            ("--model.weights ResNet50V2:image-net", "ResNet50V2:image-net: There is no such"),
             ("--model.weights source --data.size 3", "must be at least 4"),
             ("--model.weights source --model.arrangement original", "cannot change the trained"),
             ("--model.weights source --model.name cifar_resnet20_preact", "recipe finetune"),
@@ -140,11 +226,11 @@ class TestErrors:
 
     def test_files_without_a_fitting_network(self, error, tmp_path):
         path = tmp_path / "model.keras"
-        for name, part in (("weights.pth", "keras-preact convert"), (path.name, "is damaged")):
+        for name, part in (("weights.pth", "is no Torch file"), (path.name, "is damaged")):
             (tmp_path / name).write_bytes(b"no model")
             assert part in error(f"--model.weights {tmp_path / name}")
         keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()]).save(path)
-        assert "needs a network of residual units for images. " in error(f"--model.weights {path}")
+        assert "no network of residual units for images: " in error(f"--model.weights {path}")
 
     @pytest.mark.parametrize(
         ("network", "options", "part"),

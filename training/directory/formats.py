@@ -14,10 +14,12 @@ from keras_preact.models.base import UnitNetwork
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, pytorchcv, timm, torch_cifar
 
-from ..directory import models
 from ..errors import UserError, reading
+from . import models
 
 MODEL_FILES, STATE_FILES = (".keras", ".weights.h5"), (".safetensors",)
+#: Endings of the files that are read.
+SOURCES = (".keras", ".h5", *files.READERS)
 
 
 def _with_sizes(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
@@ -67,13 +69,16 @@ class Format:
             `classes` adapt it.
         write: Function from a network of this package to the model, or the arrays by
             name, that is written.
-        endings: Endings of its files.
+        endings: Endings of the files that are written.
+        pixels: Mean and standard deviation of the pixels (0 to 255) that the library's
+            trained networks take. None: they differ.
     """
 
     is_source: Callable[[Any], bool]
     read: Callable[..., ResidualNetwork]
     write: Callable[[ResidualNetwork], Any]
     endings: tuple[str, ...]
+    pixels: tuple[float, float] | None = None
 
 
 #: Formats by name, in the order in which they are tried on a source.
@@ -95,6 +100,7 @@ FORMATS: Mapping[str, Format] = {
         weights.from_keras_applications,
         weights.to_keras_applications,
         MODEL_FILES,
+        (127.5, 127.5),
     ),
     **{
         name: Format(
@@ -102,6 +108,7 @@ FORMATS: Mapping[str, Format] = {
             getattr(weights, f"from_{name}"),
             getattr(weights, f"to_{name}"),
             STATE_FILES,
+            (127.5, 127.5) if name == "timm" else None,
         )
         for name, fits in {
             "timm": timm.is_timm,
@@ -160,9 +167,7 @@ def open(source: Path) -> Any:
     if source.suffix == ".h5":
         return source
     if source.suffix != ".keras":
-        raise UserError(
-            f"SOURCE must end in .keras, .h5 or {' or '.join(files.READERS)}. Received: {source}"
-        )
+        raise UserError(f"SOURCE must end in {' or '.join(SOURCES)}. Received: {source}")
     return models.load(source)
 
 
@@ -177,6 +182,18 @@ def source_format(source: Path, content: Any) -> str:
             f"{', '.join(FORMATS)}."
         )
     return name
+
+
+def network(path: Path) -> tuple[keras.Model, tuple[float, float] | None]:
+    """Return the network in a file of any format, and the format's `pixels`.
+
+    Raises:
+        UserError: for a file that holds none.
+    """
+    with reading(f"{path} holds no network of residual units for images"):
+        content = open(path)
+        row = FORMATS[source_format(path, content)]
+        return row.read(content), row.pixels
 
 
 def sizes(model: ResidualNetwork) -> dict[str, int]:
