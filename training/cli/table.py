@@ -140,8 +140,28 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 
+#: What a recipe needs besides its name.
+NEEDED: Mapping[str, str] = {
+    **dict.fromkeys(("folder", "folder_small"), " --data.dir PHOTOS --data.test 0.2"),
+    "finetune": " --model.weights RUN --data.dir PHOTOS --data.test 0.2",
+}
+
+
+def recipe_examples(recipe: str) -> Mapping[str, str]:
+    """Return command lines of `train RECIPE`, each with a comment."""
+    line = f"train {recipe}{NEEDED.get(recipe, '')}"
+    return {
+        f"{line} --dry-run": "memory and time; writes nothing",
+        f"{line} --output runs/first": "as the recipe says",
+        f"{line} --epochs 20 --seeds 3": "three short runs",
+    }
+
+
 def examples(name: str) -> list[str]:
     """Return the examples of a command, with their comments in a column."""
-    lines = COMMANDS[name.split()[0]].examples
+    command, *recipe = name.split()
+    lines = COMMANDS[command].examples
+    if command == "train" and recipe and recipe[0] != "--config":
+        lines = recipe_examples(recipe[0])
     width = max(map(len, lines))
     return [f"keras-preact {line:<{width}}  # {comment}" for line, comment in lines.items()]

@@ -9,8 +9,9 @@ import inspect
 import itertools
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -47,7 +48,14 @@ T = TypeVar("T", bound="Options")
 
 #: Option that is not a field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
-EPOCHS_HELP = "--epochs N stretches the whole schedule to N epochs."
+#: End of the help text of a recipe, before its options.
+FIRST = """--epochs N stretches the whole schedule to N epochs.
+
+The options that people use first: --output DIR, --epochs N, --seed N or --seeds N, --batch N,
+--lr RATE, --model.name NAME, --data.dir FOLDER, --model.dtype auto (the faster precision),
+--distribution data_parallel (several GPUs), --dry-run."""
+#: Short forms of options. An error names the form that was typed.
+SHORT = {"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"}
 
 
 def train(config: Config, recipe: str) -> Path | None:
@@ -128,7 +136,8 @@ def _start(recipe: str, argv: Sequence[str]) -> None:
     """Train by a recipe."""
     function = recipes.find(recipe)
     config, options = _configured(Options, recipe, function(), _about(function), argv)
-    _train(config, recipe, options.seeds, [recipe, *argv])
+    with _as_typed(argv):
+        _train(config, recipe, options.seeds, [recipe, *argv])
 
 
 def _start_again(file: str, argv: Sequence[str]) -> None:
@@ -153,7 +162,8 @@ def _start_again(file: str, argv: Sequence[str]) -> None:
     named = [name for name in config.functions if name in own.functions and name not in given]
     again = command("train", "--config", file, *argv, "--trust")
     functions.trust(named, path, again, options.trust)
-    _train(config, _recipe_in(described), options.seeds, ["--config", file, *argv])
+    with _as_typed(argv):
+        _train(config, _recipe_in(described), options.seeds, ["--config", file, *argv])
 
 
 def _train(config: Config, recipe: str, seeds: int | None, words: Sequence[str]) -> None:
@@ -168,6 +178,20 @@ def _train(config: Config, recipe: str, seeds: int | None, words: Sequence[str])
         from .seeds import train_seeds
 
         train_seeds(config, recipe, seeds, words)
+
+
+@contextlib.contextmanager
+def _as_typed(argv: Sequence[str]) -> Iterator[None]:
+    """Let errors name options in the form in which they were typed."""
+    typed = {word.partition("=")[0] for word in argv}
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for short, name in SHORT.items():
+            if short in typed:
+                message = re.sub(rf"{re.escape(name)}(?![\w-])", short, message)
+        raise UserError(message) from error
 
 
 def _recipe_in(described: Mapping[str, Any]) -> str:
@@ -185,7 +209,7 @@ def _configured(
         f"train {name}",
         kind,
         words,
-        "\n\n".join([*about, EPOCHS_HELP]),
+        "\n\n".join([*about, FIRST]),
         default=kind(**vars(default)),
     )
     fields = [field.name for field in dataclasses.fields(Config)]

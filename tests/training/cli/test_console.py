@@ -14,6 +14,7 @@ from tests.training.calls import ROOT, error_of, finish, start
 from training import cli, recipes
 from training.benchmark import __main__ as benchmark
 from training.cli import console
+from training.cli.table import recipe_examples
 from training.reproduce import __main__ as reproduce
 
 #: Commands with a name as their first argument, to the possible names.
@@ -42,8 +43,14 @@ def test_every_command_has_a_help_with_its_examples_and_their_options(capsys):
     for names in HELPS:
         text = help_of(*names)
         assert text.startswith(f"usage: keras-preact {' '.join(names)} ")
-        assert all(f"  keras-preact {line}" in text for line in console.COMMANDS[names[0]].examples)
-    for example in (line for command in console.COMMANDS.values() for line in command.examples):
+        own = names[0] == "train" and len(names) > 1
+        lines = recipe_examples(names[1]) if own else console.COMMANDS[names[0]].examples
+        assert all(f"  keras-preact {line}" in text for line in lines)
+        if own:  # they are of this recipe
+            assert all(shlex.split(line)[:2] == names for line in lines)
+    recipes_lines = [line for name in recipes.RECIPES for line in recipe_examples(name)]
+    commands_lines = [line for command in console.COMMANDS.values() for line in command.examples]
+    for example in [*commands_lines, *recipes_lines]:
         words = shlex.split(example)
         names = words[: 2 if words[0] in SECOND and not words[1].startswith("-") else 1]
         assert len(names) == 1 or names[1] in SECOND[names[0]]

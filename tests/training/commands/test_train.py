@@ -408,6 +408,9 @@ class TestEndings:
         ),
         ("digits --optimizer.label-smoothing 1", "--optimizer.label-smoothing must be a share"),
         ("digits --accumulate 7", "--accumulate must divide --batch-size"),
+        ("digits --accumulate 7 --batch 9", "--accumulate 7 --batch 9"),
+        ("digits --lr=0", "--lr must be positive"),
+        ("digits --optimizer.learning-rate 0 --batch 9", "--optimizer.learning-rate must be"),
     ],
 )
 def test_errors(arguments, message, capsys, tmp_path, monkeypatch):
