@@ -18,6 +18,8 @@ from ..cli.terminal import duration
 
 #: Prefix of held-out metrics in Keras' logs.
 HELD_OUT = "val_"
+#: Metrics that are shares, by their names in words.
+SHARES = ("accuracy", "top 5")
 #: Folders of TensorBoard, with the names in Keras' callback.
 FOLDERS = ("train", "validation")
 
@@ -169,6 +171,8 @@ class Progress(keras.callbacks.Callback):
         self._last = None if compiling else self._clock()
         self._epoch = f"{epoch + 1}/{self.epochs}"
         self._show("compiling the first step" if compiling else "")
+        if compiling and self._bar.disable:
+            self.report("Compiling the first step.")
 
     def on_train_batch_begin(self, batch, logs=None):
         self._begin = batch
@@ -213,7 +217,8 @@ class Progress(keras.callbacks.Callback):
         groups: dict[bool, list[str]] = {False: [], True: []}
         for name in sorted(logs, key=lambda name: (name.removeprefix(HELD_OUT) != "loss", name)):
             words = name.removeprefix(HELD_OUT).replace("_", " ")
-            groups[name.startswith(HELD_OUT)].append(f"{words} {_figure(logs[name])}")
+            shown = _percent if words in SHARES else _figure
+            groups[name.startswith(HELD_OUT)].append(f"{words} {shown(logs[name])}")
         trained, held_out = (", ".join(group) for group in groups.values())
         return _joined(trained, f"{self.held_out} {held_out}" if held_out else "")
 
@@ -256,6 +261,10 @@ class Progress(keras.callbacks.Callback):
 
 def _joined(*pieces: str) -> str:
     return "; ".join(filter(None, pieces))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
 
 
 def _figure(value: float) -> str:
