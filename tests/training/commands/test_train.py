@@ -154,6 +154,20 @@ def test_the_first_lines_name_the_classes(names, words, tmp_path, capsys, monkey
     assert re.search(f"^{words}Run directory: ", printed, re.MULTILINE)
 
 
+def test_options_are_checked_before_the_images(tmp_path, capsys):
+    pictures.write_folder(tmp_path, images=1, size=(8, 8))
+    (tmp_path / "test/dog/text.png").write_text("text")
+    options = words(f"--data.dir {tmp_path} --data.size 8")
+    for wrong in ("--batch-size 9", "--schedule.kind cosine --schedule.warmup 99"):
+        arguments = ["folder_small", *TINY, *options, "--batch-size", "2", *words(wrong)]
+        message = error_of(capsys, train.main, arguments)
+        assert "broken" not in message
+        assert re.search("--batch-size|warm-up", message)
+    assert "1 broken image" in error_of(
+        capsys, train.main, ["folder_small", *TINY, *options, "--batch-size", "2"]
+    )
+
+
 def first_lines(folder, capsys, monkeypatch, options="") -> str:
     """Return what a run in a folder prints before it trains on the images in `pictures`."""
 

@@ -68,6 +68,8 @@ COMBINATIONS = {
     "--data.border 2": "--data.border 2 needs --data.augmentation pad_crop_flip",
     "--data.on-device --distribution mirrored": "--data.on-device needs --distribution none",
     "--model.name cifar_resnet21_preact": "Did you mean",
+    "--model.scales 1 1": "--model.scales needs --model.shortcut constant_scaling",
+    "--model.options sums": "Options are written NAME=VALUE. Received: sums",
     "--output taken": "taken exists and is not empty",
 }
 
