@@ -1,0 +1,162 @@
+"""Runs that are one row of a comparison, and the rank test between rows."""
+
+import dataclasses
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..cli.terminal import some
+from ..directory.compared import RESULTS, Compared, cell
+from ..ranks import LEVEL, least_chance, rank_test, spread
+
+#: Columns of which a group has a median and a range, and those of which it has a median.
+ERRORS = ("best_validation_error", "last_validation_error", "test_error")
+MEDIANS = ("seconds", "images_per_second")
+#: Least number of runs in each of two groups for a rank test.
+TESTED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that are one row: they differ only in the seed, or in all but one option."""
+
+    runs: Sequence[Compared]
+
+    @property
+    def name(self) -> str:
+        """Name of the folder that `train --seeds` made for the runs, or their own names."""
+        [folder, *others] = {run.path.resolve().parent for run in self.runs}
+        are_seeds = all(re.fullmatch(r"seed-\d+", run.path.resolve().name) for run in self.runs)
+        if len(self.runs) > 1 and are_seeds and not others:
+            return folder.name
+        return some([run.name for run in self.runs], most=2)
+
+    @property
+    def finished(self) -> list[Compared]:
+        """The finished runs."""
+        return [run for run in self.runs if run.finished]
+
+    def values(self, column: str) -> list[Any]:
+        """Return the results of the finished runs, without those that were not measured; of
+        all runs if none is finished.
+        """
+        found = [RESULTS[column](run) for run in self.finished or self.runs]
+        return [value for value in found if value is not None]
+
+    def shown(self, column: str, value: Callable[[Compared], Any]) -> str:
+        """Return the cell of a column: its value, or the different ones."""
+        if column == "run":
+            return self.name
+        if column == "finished":
+            return f"{len(self.finished)} of {len(self.runs)}"
+        if column in ERRORS and self.values(column):
+            values, runs = self.values(column), self.finished or self.runs
+            of = f", {len(values)} of {len(runs)} runs" * (len(values) < len(runs))
+            return spread(values, ".2f") + of
+        if column in MEDIANS and self.values(column):
+            return cell(column, statistics.median(self.values(column)))
+        return some(list(dict.fromkeys(cell(column, value(run)) for run in self.runs)), most=3)
+
+    def exact(self, column: str, value: Callable[[Compared], Any]) -> dict[str, Any]:
+        """Return the cells of a column in groups.csv."""
+        if column in ERRORS:
+            values = self.values(column)
+            parts: dict[str, Callable] = {"median": statistics.median, "least": min, "most": max}
+            return {
+                f"{column}_{part}": of(values) if values else None for part, of in parts.items()
+            }
+        if column == "finished":
+            return {column: len(self.finished)}
+        if column in MEDIANS:
+            return {column: statistics.median(self.values(column) or [float("nan")])}
+        values = list(dict.fromkeys(map(value, self.runs)))
+        return {column: values[0] if len(values) == 1 else self.shown(column, value)}
+
+
+def grouped(
+    compared: Sequence[Compared], columns: Mapping[str, Callable[[Compared], Any]]
+) -> list[Group]:
+    """Return the runs in groups that have the same value in every column."""
+    found: dict[tuple, list[Compared]] = {}
+    for run in compared:
+        found.setdefault(tuple(value(run) for value in columns.values()), []).append(run)
+    return [Group(runs) for runs in found.values()]
+
+
+def tested(groups: Sequence[Group]) -> str | None:
+    """Return the error of the rank test: on the test images if all finished runs have it,
+    else after the last epoch; None if some runs have neither, or other images.
+    """
+    finished = [run for group in groups for run in group.finished]
+    if len({run.config.data.name for run in finished}) > 1:
+        return None
+    for column in ("test_error", "last_validation_error"):
+        holdouts = {run.config.data.holdout for run in finished if column != "test_error"}
+        if len(holdouts) < 2 and all(RESULTS[column](run) is not None for run in finished):
+            return column
+    return None
+
+
+def against(group: Group, first: Group, figure: str | None) -> tuple[int, float] | None:
+    """Return sign and p-value of the rank test, None for the first group itself and for
+    groups with too few runs.
+    """
+    if group is first or figure is None or min(map(_count, (group, first))) < TESTED:
+        return None
+    return rank_test(group.values(figure), first.values(figure))
+
+
+def _count(group: Group) -> int:
+    return len(group.finished)
+
+
+def words(sign: int, chance: float) -> str:
+    """Return the cell of a rank test."""
+    word = ("higher" if sign > 0 else "lower") if chance < LEVEL else "open"
+    return f"{word} (p = {chance:.2g})"
+
+
+def about_tests(
+    groups: Sequence[Group], tests: Sequence[object], figure: str | None, heading: str
+) -> str:
+    """Return what the column of the rank test means, and what so few runs can say."""
+    if figure is None:
+        return "Against the first: not tested; the runs have no error on the same images."
+    sizes = dict.fromkeys(
+        (_count(group), _count(groups[0]))
+        for group, test in zip(groups, tests, strict=True)
+        if test is not None
+    )
+    if not sizes:
+        return f"Against the first: not tested; a rank test needs {TESTED} finished runs per row."
+    least = {pair: least_chance(*pair) for pair in sizes}
+    limits = [
+        f"{one} against {other} runs cannot reach less than p = {chance:.2g}"
+        + ", so they stay open" * (chance >= LEVEL)
+        for (one, other), chance in least.items()
+    ]
+    return (
+        f"Against the first: {heading}, by the rank test of Mann and Whitney, two-sided; open: p "
+        f"is {LEVEL:g} or more. {'; '.join(limits)}."
+    )
+
+
+def rows_of(
+    groups: Sequence[Group], columns: Mapping[str, Callable[[Compared], Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of groups.csv."""
+    figure = tested(groups)
+    for group in groups:
+        row: dict[str, Any] = {}
+        for name, value in columns.items():
+            row |= group.exact(name, value)
+        del row["run"]
+        test = against(group, groups[0], figure)
+        yield {
+            "group": group.name,
+            "runs": len(group.runs),
+            **row,
+            "tested": figure if test else None,
+            "p_against_the_first": test[1] if test else None,
+        }
