@@ -125,8 +125,13 @@ def resume(run: Annotated[Path, tyro.conf.Positional], /, trust: bool = False) -
         trust: Call the functions that its config.json names: it may come from somebody
             else.
     """
-    described = runs.read_config(run)
     path = run / "config.json"
+    if not path.is_file() and (seeds := sorted(run.glob("seed-*/config.json"))):
+        raise UserError(
+            f"{run} holds the runs of --seeds. Give the command that began them again, with "
+            f"--output {run}; or resume one of them: {command('resume', seeds[0].parent)}"
+        )
+    described = runs.read_config(run)
     config = runs.config_of(path, described)
     functions.trust(config.functions, path, command("resume", run, "--trust"), trust)
     train(dataclasses.replace(config, output=run, resume=True), _recipe_in(described))

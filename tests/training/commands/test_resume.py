@@ -13,6 +13,9 @@ from training.commands import train
 @pytest.fixture
 def here(run, tmp_path, monkeypatch):
     shutil.copytree(run, tmp_path / "run")
+    for seed in (0, 1):
+        (tmp_path / f"seeds/seed-{seed}").mkdir(parents=True)
+        (tmp_path / f"seeds/seed-{seed}/config.json").touch()
     monkeypatch.chdir(tmp_path)
 
 
@@ -48,6 +51,7 @@ def test_the_right_command_is_named(line, run, capsys):
         ("resume a", "The run directory a does not exist"),
         ("train --resume a", "The run directory a does not exist"),
         ("resume run/checkpoints", "is not a run directory: it has no config.json"),
+        ("resume seeds", "or resume one of them: keras-preact resume seeds/seed-0"),
     ],
 )
 def test_errors(line, message, here, capsys):
