@@ -13,8 +13,9 @@ import keras_preact as kp
 from tests.training import images as pictures
 from tests.training.calls import TINY, error_of, run_evaluate, words
 from training import cli
-from training.commands import predict, train
+from training.commands import train
 from training.commands.export import export
+from training.commands.predict import __main__ as predict
 from training.config import Data
 from training.data import load
 from training.directory import models

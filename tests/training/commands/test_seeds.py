@@ -80,7 +80,7 @@ def test_each_seed_has_a_run_and_finished_ones_are_skipped(run_seeds, tmp_path, 
     assert run_seeds(line) == []
 
     message = error_of(capsys, run_seeds, line, "--lr 0.01")
-    assert "out/seed-3 was started with another value of --optimizer.learning-rate." in message
+    assert "out/seed-3 was started with another value of --lr." in message
     assert run_seeds.started == []
 
 

@@ -218,7 +218,7 @@ class TestFunction:
             load(Data("my_data:f"))
 
     def test_no_function(self):
-        with pytest.raises(UserError, match=r"data.name must be MODULE:FUNCTION, such as my_d"):
+        with pytest.raises(UserError, match=r"data.name must be MODULE:NAME, such as my_d"):
             load(Data("my_data:none"))
 
 

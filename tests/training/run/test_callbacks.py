@@ -171,7 +171,7 @@ def test_callbacks_of_the_user(working_directory):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("my_callbacks", "must be MODULE:FUNCTION"),
+        ("my_callbacks", "must be MODULE:NAME"),
         ("nowhere:seen", "No module named 'nowhere'"),
         ("my_callbacks:unseen", "no attribute 'unseen'"),
         ("my_callbacks:number", "must name a function"),
