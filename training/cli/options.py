@@ -70,7 +70,7 @@ def parse(
         prog=command(name),
         args=argv,
         description="\n\n".join(["\n".join(lines), description, VERBOSE]),
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName),
+        config=(tyro.conf.PositionalMetavarFromFieldName,),
         **options,
     )
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from .. import cli, disk
+from ..cli.programs import answering
 from ..cli.terminal import aligned
 from ..config import option_names
 from ..directory import histories
@@ -26,6 +27,7 @@ def compare(
     /,
     by: str | None = None,
     output: Path | None = None,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Print a table of runs: the options in which they differ, accuracy, time.
 
@@ -37,6 +39,8 @@ def compare(
         by: Group the runs by this option alone, such as model.arrangement.
         output: Folder for comparison.csv (a row per run), groups.csv (a row per group) and
             comparison.png, the learning curves. If not given: print only.
+        as_json: Print the rows of comparison.csv and groups.csv as JSON on stdout, and
+            nothing else there.
     """
     if not directories:
         raise UserError(f"Name at least one run: {command('compare', 'runs/A', 'runs/B')}")
@@ -50,30 +54,44 @@ def compare(
         by = by.removeprefix("--")
         alike = others = {by: functools.partial(option, by)}
     groups = grouped(compared, alike)
-    columns = {**WHAT, **options, **RESULTS}
+    columns, shared = {**WHAT, **options, **RESULTS}, {**WHAT, **others, **RESULTS}
     if by is None and len(groups) == len(compared):
         cells = [[cell(name, of(run)) for name, of in columns.items()] for run in compared]
-        _print(_headings(columns, compared), cells)
+        text = _table(_headings(columns, compared), cells)
         groups = []
     else:
-        _print_groups(groups, {**WHAT, **others, **RESULTS}, compared)
-    if output is None:
-        return
-    disk.make(output)
+        text = _table_of_groups(groups, shared, compared)
     rows = [{name: value(run) for name, value in columns.items()} for run in compared]
     if groups:
         group_of = {run.name: group.name for group in groups for run in group.runs}
         rows = [{"group": group_of[row["run"]], **row} for row in rows]
-        shared = {**WHAT, **others, **RESULTS}
-        histories.write(output / "groups.csv", list(rows_of(groups, shared)))
-    histories.write(output / "comparison.csv", rows)
-    with disk.replacing(output / "comparison.png") as path:
-        from ..directory import curves
+    summaries = list(rows_of(groups, shared))
+    with answering(as_json) as answer:
+        answer(text, {"runs": rows, "groups": summaries})
+        if output is not None:
+            written = _write(rows, summaries, compared, output)
+            print(f"\nWrote {', '.join(map(str, written))}")
 
+
+def _write(
+    rows: Sequence[Mapping[str, Any]],
+    summaries: Sequence[Mapping[str, Any]],
+    compared: Sequence[Compared],
+    output: Path,
+) -> list[Path]:
+    """Write the tables and the learning curves. Return the files."""
+    from ..directory import curves
+
+    disk.make(output)
+    tables = {"comparison.csv": rows, "groups.csv": summaries}
+    written = [output / name for name, table in tables.items() if table]
+    for path in written:
+        histories.write(path, tables[path.name])
+    written.append(output / "comparison.png")
+    with disk.replacing(written[-1]) as path:
         histories_of = {run.name: run.history for run in compared}
         curves.draw(histories_of, path, "", _split(compared))
-    names = ["comparison.csv", *(["groups.csv"] if groups else []), "comparison.png"]
-    print(f"\nWrote {', '.join(str(output / name) for name in names)}")
+    return written
 
 
 def _split(compared: Sequence[Compared]) -> str:
@@ -88,16 +106,16 @@ def _headings(columns: Iterable[str], compared: Sequence[Compared]) -> list[str]
     return [SHOWN[name][0].format(split=split) if name in SHOWN else name for name in columns]
 
 
-def _print(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    print(aligned([headings, *cells], shutil.get_terminal_size((120, 24)).columns))
+def _table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    return aligned([headings, *cells], shutil.get_terminal_size((120, 24)).columns)
 
 
-def _print_groups(
+def _table_of_groups(
     groups: Sequence[Group],
     columns: Mapping[str, Callable[[Compared], Any]],
     compared: Sequence[Compared],
-) -> None:
-    """Print a row per group, and what its numbers mean."""
+) -> str:
+    """Return a row per group, and what its numbers mean."""
     headings = _headings(columns, compared)
     cells = [[group.shown(name, of) for name, of in columns.items()] for group in groups]
     notes = ["Errors: the median of the finished runs, in brackets the least and the most."]
@@ -108,8 +126,7 @@ def _print_groups(
         for row, test in zip(cells, tests, strict=True):
             row.append("-" if test is None else words(*test))
         notes.append(about_tests(groups, tests, figure, _headings([figure or ""], compared)[0]))
-    _print(headings, cells)
-    print("\n" + "\n".join(notes))
+    return "\n".join([_table(headings, cells), "", *notes])
 
 
 def main(argv: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ class Options:
     """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
     parallel: int = 1
     """Number of runs to train at the same time. Small networks leave most of a GPU idle."""
-    data: Path | None = None
+    data_dir: Path | None = None
     """Data directory of TensorFlow Datasets."""
     output: Path = RESULTS
     """Folder of the results, one JSON file per run."""
@@ -71,7 +71,7 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
         steps_per_execution=options.steps_per_execution
         or (1 if one_step else rows.STEPS_PER_EXECUTION),
         on_device=not on_cpu,
-        data=options.data,
+        data=options.data_dir,
         smoke=options.smoke,
     )
     folder, run = options.output, options.work / name / f"seed-{seed}"

@@ -44,7 +44,9 @@ def test_shapes_files_precision_and_formats(stacked, tmp_path):
     harness.check_model(build, tmp_path)
 
 
-@pytest.mark.parametrize("kernel", [None, keras.initializers.HeNormal(seed=1)], ids=str)
+@pytest.mark.parametrize(
+    "kernel", [None, keras.initializers.HeNormal(seed=1)], ids=["default", "given"]
+)
 def test_every_convolution_draws_its_own_values(kernel):
     harness.check_distinct(harness.kernels(network(kernel_initializer=kernel)))
 

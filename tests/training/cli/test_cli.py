@@ -24,7 +24,7 @@ from tests.training import images as pictures
 from tests.training.calls import ROOT, TINY, error_of, files, finish, run_evaluate, start, words
 from training import cli, disk
 from training.commands import train
-from training.config import Model, Schedule
+from training.config import Config, Model, Schedule
 from training.errors import UserError, checking, command, reading, writing
 from training.recipes import RECIPES
 
@@ -228,6 +228,13 @@ def test_short_names(received):
     for value, expected in (("none", "none"), ("None", None)):
         assert received("digits", "--model.shortcut", value).model.shortcut == expected
     assert received("cifar10", "--schedule.drops").schedule.drops == ()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_both_forms_of_an_option_that_is_on_or_off(before):
+    default = dataclasses.replace(Config(), dry_run=before)
+    for word, after in (("--dry-run", True), ("--no-dry-run", False)):
+        assert cli.parse("train digits", Config, [word], default=default).dry_run == after
 
 
 @pytest.fixture(scope="module")

@@ -121,6 +121,27 @@ def test_output(capsys):
         picture.verify()
 
 
+def test_json_has_the_rows_of_the_files(capsys):
+    write_run("runs/a", CIFAR, [30.0, 12.5], test=11.0)
+    write_run("runs/b", changed(seed=1), [20.0, 15.5])
+    write_run("runs/c", GATED, [20.0])
+    cli.main("compare", compare, ["runs/a", "runs/b", "runs/c", "--output", "out", "--json"])
+    out, err = capsys.readouterr()
+    printed = json.loads(out)
+    assert "Wrote out/comparison.csv, out/groups.csv, out/comparison.png" in err
+    for key, name in (("runs", "comparison"), ("groups", "groups")):
+        with open(f"out/{name}.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == {"runs": 3, "groups": 2}[key]
+        shown = [
+            {name: "" if value is None else str(value) for name, value in row.items()}
+            for row in printed[key]
+        ]
+        assert shown == [{k: "" if v == "nan" else v for k, v in row.items()} for row in rows]
+    cli.main("compare", compare, ["runs/a", "runs/c", "--json"])
+    assert json.loads(capsys.readouterr().out)["groups"] == []
+
+
 GATED = changed("model", shortcut="exclusive_gating", gate_bias=-6.0)
 BEST, LAST = "best epoch's test error %", "last epoch's test error %"
 
