@@ -161,7 +161,11 @@ def parse(request: Request, body: bytes, servable: Servable) -> Call:
         )
     head = int(length)
     document = tensors.parse_json(body if head == len(body) else body[:head])
-    given = tensors.fields(document, ("id", "inputs", "outputs", "parameters"), "")
+    known = ("id", "model_name", "inputs", "outputs", "parameters")
+    given = tensors.fields(document, known, "")
+    model = _typed(given, "model_name", str, "")  # KServe's client repeats the path's
+    if model not in (None, servable.name):
+        raise _refused("model_name", f"must be {servable.name}, as in the path", model)
     request_id = _typed(given, "id", str, "")
     if request_id is not None and len(request_id) > MAX_ID:
         raise _refused("id", f"must have at most {MAX_ID} characters", request_id)

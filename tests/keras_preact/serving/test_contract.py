@@ -114,6 +114,7 @@ MISTAKES = [
     (INFER, {"inputs": {}}, "`inputs`: .*must be a list. Received: an empty object"),
     (INFER, {"inputs": [7]}, "`inputs.0` must be an object. Received: 7"),
     (INFER, tensor() | {"id": 7}, "`id`: .*a text. Received: 7"),
+    (INFER, tensor() | {"model_name": "bad"}, "`model_name`: .*toy, as in the path.*bad"),
     (INFER, tensor(datatype=None), "`inputs.0.datatype`: .*a text. Received: nothing"),
     (INFER, tensor(datatype="BOOL"), "`inputs.0.datatype`: .*one of INT8, .*BYTES.*BOOL"),
     (INFER, tensor(shape=[True, 2, 2, 1]), "`inputs.0.shape.0`: .*true"),
@@ -194,6 +195,7 @@ IGNORED = [
     (CLASSIFY, {"examples": [{"images": ROW}]}, {"context": None, "signature_name": None}),
     (INFER, tensor(), {"id": None, "parameters": None, "outputs": None, "other": None}),
     (INFER, tensor(), {"parameters": {}, "outputs": []}),
+    (INFER, tensor(), {"model_name": "toy"}),  # KServe's client sends it
     (INFER, tensor(), tensor(parameters=None, other=None)),
     (INFER, tensor(), tensor(parameters={"binary_data_size": None, "content_type": "np"})),
     (INFER, tensor(), {"parameters": {"priority": 1, "timeout": 7, "headers": {"a": "b"}}}),

@@ -18,9 +18,15 @@ from tests.training.calls import ROOT
 DEPLOY = ROOT / "keras_preact" / "serving" / "deploy"
 #: Seconds from SIGTERM until the project's server is gone, whatever happens.
 LONGEST_END = Settings.drain_seconds + END_SECONDS
+PROBES = ("startup", "readiness", "liveness")
 PORTS = {"grpc": 8500, "http": 8501}
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes-tf-serving.yaml").read_text()))
 [CONTAINER] = MANIFESTS[0]["spec"]["template"]["spec"]["containers"]
+KSERVE = yaml.safe_load((DEPLOY / "kserve-keras-preact.yaml").read_text())
+#: What KServe makes of it: its own fields beside those of a pod are the numbers of pods.
+KSERVE_POD = {
+    name: value for name, value in KSERVE["spec"]["predictor"].items() if "Replicas" not in name
+}
 
 
 def compose(server):
@@ -35,7 +41,8 @@ def arguments(words):
 
 @pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
 def test_every_document_is_valid(version):
-    for document in MANIFESTS:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": KSERVE["metadata"], "spec": KSERVE_POD}
+    for document in (*MANIFESTS, pod):
         kubernetes_validate.validate(document, version, strict=True)
 
 
@@ -82,17 +89,37 @@ def test_tf_serving_reads_the_files_of_the_page(words):
     assert f"max_batch_size {{ value: {sizes[-1]} }}\n" in files["batching.config"]
 
 
-def test_the_projects_server_understands_its_command_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "words", [compose("keras-preact")["command"], KSERVE_POD["containers"][0]["args"]]
+)
+def test_the_projects_server_understands_its_command_line(words, tmp_path, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
-    words = compose("keras-preact")["command"]
     assert words[0] == "/models"
     told = server_settings([str(tmp_path), *words[1:]])
     assert (told.host, told.port, told.threads, told.token) == ("0.0.0.0", 8501, 4, "secret")
 
 
-def test_the_probe_asks_what_answers_and_the_server_has_time_to_end(tmp_path):
+def test_the_probes_ask_what_answers_and_the_server_has_time_to_end(tmp_path):
     paths = {getattr(route, "path", None) for route in create_app(Settings(tmp_path)).routes}
-    service = compose("keras-preact")
-    [checked] = re.findall(r'http://127\.0\.0\.1:8501(/[^"]+)"', service["healthcheck"]["test"][-1])
-    assert checked in paths
+    service, [container] = compose("keras-preact"), KSERVE_POD["containers"]
+    checked = re.findall(r'http://127\.0\.0\.1:8501(/[^"]+)"', service["healthcheck"]["test"][-1])
+    checked += [container[f"{probe}Probe"]["httpGet"]["path"] for probe in PROBES]
+    assert len(checked) == 4
+    assert paths.issuperset(checked)
     assert float(service["stop_grace_period"].removesuffix("s")) >= LONGEST_END + 5
+    waits = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert KSERVE_POD["terminationGracePeriodSeconds"] >= waits + LONGEST_END + 5
+
+
+def test_kserve_reaches_the_projects_server_which_may_write_to_tmp_only():
+    [container] = KSERVE_POD["containers"]
+    assert container["name"] == "kserve-container"  # KServe's name for the one that it serves
+    [port] = container["ports"]
+    assert {container[f"{probe}Probe"]["httpGet"]["port"] for probe in PROBES} == {port["name"]}
+    given = arguments(container["args"])
+    assert given["port"] == str(port["containerPort"])
+    assert given["threads"] == str(container["resources"]["limits"]["cpu"])
+    assert KSERVE_POD["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    mounts = {one["mountPath"]: one.get("readOnly", False) for one in container["volumeMounts"]}
+    assert mounts == {"/models": True, "/tmp": False}
