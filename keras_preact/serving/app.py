@@ -72,7 +72,7 @@ def create_app(
             settings.origins(),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", HEADER, "X-Request-Id"],
-            expose_headers=[HEADER, "X-Model-Version", "X-Request-Id"],
+            expose_headers=[HEADER, "Retry-After", "X-Model-Version", "X-Request-Id"],
         )
     load = functools.partial(loading.load, metrics=measured)
     app.state.settings = settings

@@ -1,12 +1,17 @@
-"""The page at `/`: its files as they come over HTTP, and once in a real browser."""
+"""The page at `/`: its files as they come over HTTP, and once in a real browser; and a page of
+another site that uses the server as the documentation says.
+"""
 
+import base64
+import contextlib
 import re
 import shutil
 
 import pytest
 
 from tests.keras_preact.serving import fakes
-from tests.keras_preact.serving.server_process import encoded
+from tests.keras_preact.serving.server_process import NAME, encoded
+from tests.training.calls import ROOT
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -14,6 +19,24 @@ BROWSER = next(
 #: Milliseconds that the browser has for each step.
 PATIENCE = 60_000
 EVIL = "<img src=x onerror=document.title='broken'>.png"
+
+
+@contextlib.contextmanager
+def opened_tab():
+    """Give a tab of a real browser, and an empty list of the errors of its pages, which the
+    test checks.
+    """
+    sync_api = pytest.importorskip("playwright.sync_api")
+    sync_api.expect.set_options(timeout=PATIENCE)
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    complaints = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
+        tab = browser.new_page()
+        tab.set_default_timeout(PATIENCE)
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        yield tab, complaints
+        browser.close()
 
 
 @pytest.mark.parametrize(
@@ -38,21 +61,18 @@ def test_files_come_with_a_policy_and_are_checked_again(server, path, kind):
     assert (again.status, again.body, again.headers["ETag"]) == (304, b"", headers["ETag"])
 
 
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
+
+
 @pytest.mark.soak
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
+@needs_browser
 def test_shows_in_a_browser_what_the_model_answers(directory, saved_model):
     sync_api = pytest.importorskip("playwright.sync_api")
-    sync_api.expect.set_options(timeout=PATIENCE)
-    file, complaints = encoded(1), []
+    file = encoded(1)
     with (
         fakes.serving(directory, token="a-token", max_body_bytes=500_000) as server,
-        sync_api.sync_playwright() as playwright,
+        opened_tab() as (tab, complaints),
     ):
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
-        tab = browser.new_page()
-        tab.set_default_timeout(PATIENCE)
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.goto(f"http://127.0.0.1:{server.port}/")
         field = tab.get_by_label("The server asks for a token")
         field.fill("a-token")
@@ -72,5 +92,32 @@ def test_shows_in_a_browser_what_the_model_answers(directory, saved_model):
         sync_api.expect(card.locator("h3")).to_have_text(EVIL)
         sync_api.expect(too_large.locator(".what")).to_contain_text("larger than the server takes")
         assert tab.title() == "Classify images"
-        browser.close()
     assert complaints == []
+
+
+@pytest.mark.soak
+@needs_browser
+def test_a_page_of_an_allowed_origin_classifies_a_file(directory, saved_model):
+    """With the code of the documentation."""
+    [code] = re.findall(r"```js\n(.*?)```", (ROOT / "docs/howto/serving.md").read_text(), re.S)
+    file, answers = encoded(1), []
+    with fakes.serving() as shop, opened_tab() as (tab, _):
+        origin = f"http://localhost:{shop.port}"
+        tab.goto(f"{origin}/v2")  # unlike the page, its answers have no policy
+        for allowed in (origin, "https://other.example"):
+            with fakes.serving(directory, token="a-token", allowed_origins=allowed) as server:
+                address = f"127.0.0.1:{server.port}/v1/models/{NAME}:"
+                used = code.replace("127.0.0.1:8501/v1/models/digits:", address)
+                answers += tab.evaluate(
+                    f"""async ([bytes, token]) => {{
+                        const file = await (await fetch("data:image/png;base64," + bytes)).blob();
+                        try {{ {used} return [answer]; }} catch (error) {{ return [error.name]; }}
+                    }}""",
+                    [base64.b64encode(file).decode(), "a-token"],
+                )
+    [answer, refusal] = answers
+    [[*pairs]] = answer["results"]
+    names, scores = saved_model.classes(file)
+    assert [name for name, _ in pairs] == names
+    assert [score for _, score in pairs] == pytest.approx(scores, rel=1e-4)
+    assert refusal == "TypeError"
