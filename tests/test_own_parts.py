@@ -8,10 +8,9 @@ import re
 import shlex
 import sys
 
-import keras
 import pytest
 
-from tests import command_lines
+from tests import command_lines, own_modules
 from tests.training.calls import ROOT
 from training import children
 from training.cli import console
@@ -19,29 +18,23 @@ from training.commands import train
 from training.reproduce import rows
 
 PAGE = (ROOT / "docs/howto/own_parts.md").read_text()
-FILES = dict(re.findall(r"In `(my_\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.S))
+FILES = dict(re.findall(r"In `(my_\w+)\.py`:\n\n```python\n(.*?)```", PAGE, re.S))
 #: The runs are short: what they learn is not the question.
 SHORT = "--schedule.unit iterations --schedule.length 2 --schedule.warmup 0 --health 0"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    for name, code in FILES.items():
-        (tmp_path / name).write_text(code)
+def here(tmp_path):
     # as the wheel names it
     (tmp_path / "keras_preact_training").symlink_to(ROOT / "training")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith(("my_", "keras_preact_train"))]:
-        del sys.modules[name]
-    registered = keras.saving.get_custom_objects()
-    for name in [name for name in registered if name.startswith("mine>")]:
-        del registered[name]
+    with own_modules.working_in(tmp_path, **FILES):
+        sys.path.insert(0, str(tmp_path))
+        yield tmp_path
+    own_modules.forget("keras_preact_training")
 
 
 def test_the_page_has_its_files():
-    assert list(FILES) == ["my_parts.py", "my_models.py", "my_recipes.py", "my_tables.py"]
+    assert list(FILES) == ["my_parts", "my_models", "my_recipes", "my_tables"]
 
 
 LINES = [each for each in command_lines.commands(PAGE) if "my_" in each]

@@ -2,11 +2,11 @@
 
 import dataclasses
 import re
-import sys
 
 import pytest
 
 import keras_preact as kp
+from tests.own_modules import working_in
 from tests.training.calls import error_of
 from training.config import Config, Data, Model
 from training.data.pipelines import AUGMENTATIONS
@@ -130,12 +130,9 @@ def fails():
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_recipes.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
-    sys.modules.pop("own_recipes", None)
+def own(tmp_path):
+    with working_in(tmp_path, own_recipes=OWN):
+        yield tmp_path
 
 
 def test_a_recipe_of_a_person(own, received, capsys):

@@ -3,10 +3,10 @@
 import contextlib
 import json
 import shutil
-import sys
 
 import pytest
 
+from tests.own_modules import working_in
 from tests.training.calls import TINY, error_of, run_evaluate, words
 from training import cli
 from training.commands import audit, train
@@ -34,6 +34,7 @@ open("callbacks_were_imported", "w").close()
 def log(folder):
     return keras.callbacks.Callback()
 """
+MODULES = {"data_of_gift": DATA, "callbacks_of_gift": CALLBACKS}
 OPTIONS = "--data.name data_of_gift:load --callbacks callbacks_of_gift:log --health 0"
 
 
@@ -41,31 +42,19 @@ OPTIONS = "--data.name data_of_gift:load --callbacks callbacks_of_gift:log --hea
 def gift(tmp_path_factory):
     """A folder with a run, its exported model, and the modules whose functions they name."""
     folder = tmp_path_factory.mktemp("gift")
-    (folder / "data_of_gift.py").write_text(DATA)
-    (folder / "callbacks_of_gift.py").write_text(CALLBACKS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", [*sys.path])
+    with working_in(folder, **MODULES):
         train.main(["digits", *TINY, *words(OPTIONS), "--output", "run"])
         run_export(*words("run --name m"))
-    forget()
     for path in folder.glob("*imported"):
         path.unlink()
     return folder
 
 
-def forget() -> None:
-    for name in ("data_of_gift", "callbacks_of_gift"):
-        sys.modules.pop(name, None)
-
-
 @pytest.fixture
-def here(gift, tmp_path, monkeypatch):
+def here(gift, tmp_path):
     shutil.copytree(gift, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
-    forget()
+    with working_in(tmp_path, **MODULES):
+        yield tmp_path
 
 
 def run_export(*arguments) -> None:

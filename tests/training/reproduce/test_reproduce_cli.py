@@ -5,12 +5,12 @@ import json
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import keras
 import pytest
 
+from tests.own_modules import working_in
 from tests.training import calls
 from tests.training.reproduce.records import record
 from training import children, imports
@@ -194,12 +194,9 @@ EMPTY = Table("Mine", ())
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_tables.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
-    sys.modules.pop("own_tables", None)
+def own(tmp_path):
+    with working_in(tmp_path, own_tables=OWN):
+        yield tmp_path
 
 
 def test_a_table_of_a_person(own, monkeypatch, capsys):

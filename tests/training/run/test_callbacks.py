@@ -1,11 +1,10 @@
 """Callbacks of a fit: its steps are counted, stopped, recorded and skipped."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
 
+from tests.own_modules import working_in
 from tests.training.calls import error_of, run_train
 from training.directory import histories
 from training.run.callbacks import (
@@ -141,22 +140,31 @@ def test_torch_random_numbers_follow_from_the_step():
     assert len({tuple(values) for values in different}) == 4
 
 
-@pytest.fixture
-def working_directory(tmp_path, monkeypatch):
-    """A working directory with my_callbacks.py; its function keeps its arguments."""
-    (tmp_path / "my_callbacks.py").write_text(
-        "import keras\n"
-        "SEEN = []\n"
-        "def seen(folder):\n"
-        "    return keras.callbacks.LambdaCallback(\n"
-        "        on_epoch_end=lambda epoch, logs: SEEN.append((folder, epoch, sorted(logs))))\n"
-        "def nothing(folder): return None\n"
-        "number = 3\n"
+#: `seen` keeps its arguments.
+CODE = """
+import keras
+
+SEEN = []
+
+
+def seen(folder):
+    return keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: SEEN.append((folder, epoch, sorted(logs)))
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    sys.modules.pop("my_callbacks", None)
+
+
+def nothing(folder):
+    return None
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def working_directory(tmp_path):
+    with working_in(tmp_path, my_callbacks=CODE):
+        yield tmp_path
 
 
 def test_callbacks_of_the_user(working_directory):

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import own_modules
 from tests.training.calls import TINY, assert_same_weights, error_of, run_evaluate, weights, words
 from training import cli
 from training.commands import audit, train
@@ -135,24 +136,15 @@ TRAINED = [*TINY[4:], *words("--data.watch-test --checkpoint.every 2 --checkpoin
 
 
 def forget() -> None:
-    """Forget the module, what it registered and the numbers in names of layers, as a new
-    process does.
-    """
+    """Forget the module and the numbers in names of layers, as a new process does."""
     keras.utils.clear_session()
-    sys.modules.pop("own_code", None)
-    registered = keras.saving.get_custom_objects()
-    for name in [name for name in registered if name.startswith("mine>")]:
-        del registered[name]
+    own_modules.forget("own_code")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with a run of each kind in `OWN`."""
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "own_code.py").write_text(CODE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", [*sys.path])
+    with own_modules.working_in(tmp_path_factory.mktemp("own"), own_code=CODE) as folder:
         for kind, options in OWN.items():
             forget()
             options = [*TRAINED, *words(options, "--health 2")]
@@ -161,13 +153,10 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    (tmp_path / "own_code.py").write_text(CODE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    forget()
-    yield tmp_path
-    forget()
+def here(tmp_path):
+    with own_modules.working_in(tmp_path, own_code=CODE):
+        keras.utils.clear_session()
+        yield tmp_path
 
 
 @pytest.fixture
