@@ -19,6 +19,13 @@ def cifar_stages(width, units):
     return [(width * 2**s, units, 1 if s == 0 else 2) for s in range(3)]
 
 
+SMALL_IMAGENET = functools.partial(
+    kp.models.resnet_imagenet,
+    (1, 2),
+    width_factor=1 / 16,
+    classes=10,
+    input_shape=(19, 18, 3),
+)
 ZERO_PAD = {"shape_shortcut": "zero_pad"}
 #: Builder, then the arguments of the NumPy network. Each stage has two units: one changes the
 #: shape, one keeps it.
@@ -44,13 +51,7 @@ NETWORKS = {
         {"stages": cifar_stages(8, 2), "stem": "3x3", "block": "basic"},
     ),
     "imagenet": (
-        functools.partial(
-            kp.models.resnet_imagenet,
-            (1, 2),
-            width_factor=1 / 16,
-            classes=10,
-            input_shape=(19, 18, 3),
-        ),
+        SMALL_IMAGENET,
         {
             "stages": [(4, 1, 1), (8, 2, 2)],
             "stem": "7x7",
@@ -59,15 +60,7 @@ NETWORKS = {
         },
     ),
     "ResNet-D": (
-        functools.partial(
-            kp.models.resnet_imagenet,
-            (1, 2),
-            width_factor=1 / 16,
-            classes=10,
-            input_shape=(19, 18, 3),
-            stem="deep",
-            downsampling="average",
-        ),
+        functools.partial(SMALL_IMAGENET, stem="deep", downsampling="average"),
         {
             "stages": [(4, 1, 1), (8, 2, 2)],
             "stem": "deep",
