@@ -91,34 +91,12 @@ def evaluate(
             print(f"Warning: {note}")
 
         # --- Measure
-        classify = functools.partial(_classify, opened, images, batch_size, source.size, views)
-        logits, labels = classify(images.test)
-        about = {
-            "model": str(opened.path),
-            "hashes": {"model": measurements.hash_of(opened.path), "test": images.test.hash},
-            "data": images.name,
-            "split": "test",
-            "views": views,
-            "precision": opened.precision,
-        }
-        metrics = about | measure(logits, labels, classes)
-        curves = {"as trained": reliability(logits, labels)}
         is_own = opened.described is None or measurements.are_of_run(
             images, source, opened.described
         )
-        if is_own and measurements.has_other_held_out(images, opened.described):
-            print("The probabilities were not calibrated: the held-out images are not the run's.")
-        elif images.holdout is not None:
-            temperature = _temperature(*classify(images.holdout))
-            if temperature is not None:
-                curves[f"logits / {temperature:.3g}"] = reliability(logits / temperature, labels)
-                again = measure(logits / temperature, labels, classes)
-                metrics["calibrated"] = {
-                    "temperature": temperature,
-                    "held_out_images": images.holdout.size,
-                    "loss": again["loss"],
-                    "calibration_error": again["calibration_error"],
-                }
+        metrics, curves, logits, labels = _measure(
+            opened, images, source.size, classes, batch_size, views, is_own
+        )
         if corruptions is not None:
             metrics["corruptions"] = corrupted.measure(
                 corruptions,
@@ -150,6 +128,49 @@ def evaluate(
             )
             print(f"Wrote {' and '.join(file.name for file in files)}.")
         return written
+
+
+def _measure(
+    opened: Classifier,
+    images,
+    size: int | None,
+    classes: list[str],
+    batch_size: int,
+    views: Views,
+    is_own: bool,
+) -> tuple[dict, dict[str, tuple], np.ndarray, np.ndarray]:
+    """Return metrics, reliability curves, logits and labels of the test images, and print
+    why the probabilities were not calibrated.
+
+    Args:
+        is_own: Whether the images are of the data that the network was trained on.
+    """
+    classify = functools.partial(_classify, opened, images, batch_size, size, views)
+    logits, labels = classify(images.test)
+    about = {
+        "model": str(opened.path),
+        "hashes": {"model": measurements.hash_of(opened.path), "test": images.test.hash},
+        "data": images.name,
+        "split": "test",
+        "views": views,
+        "precision": opened.precision,
+    }
+    metrics = about | measure(logits, labels, classes)
+    curves = {"as trained": reliability(logits, labels)}
+    if is_own and measurements.has_other_held_out(images, opened.described):
+        print("The probabilities were not calibrated: the held-out images are not the run's.")
+    elif images.holdout is not None:
+        temperature = _temperature(*classify(images.holdout))
+        if temperature is not None:
+            curves[f"logits / {temperature:.3g}"] = reliability(logits / temperature, labels)
+            again = measure(logits / temperature, labels, classes)
+            metrics["calibrated"] = {
+                "temperature": temperature,
+                "held_out_images": images.holdout.size,
+                "loss": again["loss"],
+                "calibration_error": again["calibration_error"],
+            }
+    return metrics, curves, logits, labels
 
 
 def _classify(
