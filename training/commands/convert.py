@@ -1,14 +1,20 @@
 """Convert weights between this package and other libraries: `keras-preact convert`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import tyro
 from rich import filesize
 
 from .. import cli, disk
-from ..errors import UserError, checking
+from ..errors import UserError, checking, reading
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_preact.models.network import ResidualNetwork
 
 FormatName = Literal[
     "auto", "keras_preact", "keras_applications", "keras_hub", "timm", "pytorchcv", "torch_cifar"
@@ -62,7 +68,7 @@ def convert(
         content = formats.open(source)
         name = formats.source_format(source, content) if source_format == "auto" else source_format
         read = formats.FORMATS[name].read
-        sample = None if check is None else formats.sample(check, name)
+        sample = None if check is None else _sample(check, name)
         try:
             if sample is not None:
                 read(content, check=sample, input_shape=sample[0].shape[1:])
@@ -77,14 +83,14 @@ def convert(
                 model = read(content, **sizes)
         except weights.WeightsMismatch as error:
             raise UserError(f"{source}: {error}. Nothing was written.") from error
-        target = formats.target_format(out, model) if target_format == "auto" else target_format
+        target = _target_format(out, model) if target_format == "auto" else target_format
         converted = formats.FORMATS[target].write(model)
     with disk.replacing(out) as temporary:
-        formats.write(converted, temporary, half)
+        _write(converted, temporary, half)
     print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
     if name in weights.ASSUMPTIONS and sample is None:
         print(weights.ASSUMPTIONS[name], "--check compares with outputs of the source.")
-    before, after = formats.sizes(as_is), formats.sizes(model)
+    before, after = _sizes(as_is), _sizes(model)
     for what, how in _ADAPTED.items():
         if before[what] != after[what]:
             print(f"{after[what]} {what} instead of {before[what]}: {how}.")
@@ -111,6 +117,68 @@ def _check(out: Path, target_format: FormatName, half: bool, overwrite: bool) ->
         )
     if half and not out.name.endswith(".weights.h5"):
         raise UserError(f"--half is for .weights.h5 files. Received: {out}")
+
+
+def _sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images of a file, and the outputs of the source's network for them."""
+    from keras_preact import weights
+
+    if name not in weights.ASSUMPTIONS:
+        raise UserError(f"--check is for weights of other libraries. Received: {name} weights")
+    message = "--check must be an .npz file with the arrays `images` and `outputs`. Received"
+    with reading(f"{message}: {path}"), np.load(path) as arrays:
+        return arrays["images"], arrays["outputs"]
+
+
+def _target_format(out: Path, model: "ResidualNetwork") -> str:
+    if out.suffix != ".safetensors":
+        return "keras_preact"
+    return "torch_cifar" if model.arguments.get("stem") == "3x3" else "timm"
+
+
+def _write(converted: "keras.Model | Mapping[str, np.ndarray]", path: Path, half: bool) -> None:
+    """Write a model, or arrays by name, with `half` in float16."""
+    from keras_preact import weights
+
+    if isinstance(converted, Mapping):
+        weights.write_state(path, converted)
+    elif path.name.endswith(".weights.h5"):
+        converted.save_weights(path)
+    else:
+        converted.save(path)
+    if half:
+        _halve(path)
+
+
+def _halve(path: Path) -> None:
+    """Convert the float32 arrays of a .weights.h5 file to float16.
+
+    Raises:
+        UserError: for weights that float16 cannot hold.
+    """
+    import h5py
+
+    with h5py.File(path) as file:
+        arrays: dict[str, np.ndarray] = {}
+        file.visititems(
+            lambda name, item: (
+                arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
+            )
+        )
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            with np.errstate(over="ignore"):  # checked below
+                half = array.astype("float16") if array.dtype == "float32" else array
+            if not np.isfinite(half).all():
+                raise UserError(f"{name} has values beyond float16: remove --half.")
+            file.create_dataset(name, data=half)
+
+
+def _sizes(model: "ResidualNetwork") -> dict[str, int]:
+    config = model.get_config()
+    axis = 0 if config["data_format"] == "channels_first" else -1
+    classes = 0 if model.logits is None else model.logits.shape[-1]
+    return {"channels": config["input_shape"][axis], "classes": classes}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,13 +1,11 @@
-"""Formats of weights: how their files are recognised, read and written."""
+"""Formats of weights: how their files are recognised and read, and what converts to them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import keras
-import numpy as np
 
 from keras_preact import weights
 from keras_preact.models.base import UnitNetwork
@@ -44,18 +42,6 @@ def _is_of(package: str) -> Callable[[Any], bool]:
 
 def _is_state(fits: Callable[[Mapping[str, Any]], bool]) -> Callable[[Any], bool]:
     return lambda content: isinstance(content, Mapping) and fits(content)
-
-
-def write(converted: keras.Model | Mapping[str, np.ndarray], path: Path, half: bool) -> None:
-    """Write a model, or arrays by name, with `half` in float16."""
-    if isinstance(converted, Mapping):
-        weights.write_state(path, converted)
-    elif path.name.endswith(".weights.h5"):
-        converted.save_weights(path)
-    else:
-        converted.save(path)
-    if half:
-        _halve(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,43 +105,6 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-def _halve(path: Path) -> None:
-    """Convert the float32 arrays of a .weights.h5 file to float16.
-
-    Raises:
-        UserError: for weights that float16 cannot hold.
-    """
-    with h5py.File(path) as file:
-        arrays: dict[str, np.ndarray] = {}
-        file.visititems(
-            lambda name, item: (
-                arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
-            )
-        )
-    with h5py.File(path, "w") as file:
-        for name, array in arrays.items():
-            with np.errstate(over="ignore"):  # checked below
-                half = array.astype("float16") if array.dtype == "float32" else array
-            if not np.isfinite(half).all():
-                raise UserError(f"{name} has values beyond float16: remove --half.")
-            file.create_dataset(name, data=half)
-
-
-def sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images of a file, and the outputs of the source's network for them."""
-    if name not in weights.ASSUMPTIONS:
-        raise UserError(f"--check is for weights of other libraries. Received: {name} weights")
-    message = "--check must be an .npz file with the arrays `images` and `outputs`. Received"
-    with reading(f"{message}: {path}"), np.load(path) as arrays:
-        return arrays["images"], arrays["outputs"]
-
-
-def target_format(out: Path, model: ResidualNetwork) -> str:
-    if out.suffix != ".safetensors":
-        return "keras_preact"
-    return "torch_cifar" if model.arguments.get("stem") == "3x3" else "timm"
-
-
 def open(source: Path) -> Any:
     """Return the content of a file, a model or arrays by name. Return the path of an .h5
     file, which may hold either.
@@ -194,10 +143,3 @@ def network(path: Path) -> tuple[keras.Model, tuple[float, float] | None]:
         content = open(path)
         row = FORMATS[source_format(path, content)]
         return row.read(content), row.pixels
-
-
-def sizes(model: ResidualNetwork) -> dict[str, int]:
-    config = model.get_config()
-    axis = 0 if config["data_format"] == "channels_first" else -1
-    classes = 0 if model.logits is None else model.logits.shape[-1]
-    return {"channels": config["input_shape"][axis], "classes": classes}
