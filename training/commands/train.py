@@ -48,11 +48,11 @@ T = TypeVar("T", bound="Options")
 
 #: Option that is not a field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
-#: End of the help text of a recipe, before its options.
+#: End of the help text of a recipe, before its options; `{model}` says how it gets its network.
 FIRST = """--epochs N stretches the whole schedule to N epochs.
 
 The options that people use first: --output DIR, --epochs N, --seed N or --seeds N, --batch N,
---lr RATE, --model.name NAME, --data.dir FOLDER, --model.dtype auto (the faster precision),
+--lr RATE, {model}, --data.dir FOLDER, --model.dtype auto (the faster precision),
 --distribution data_parallel (several GPUs), --dry-run."""
 #: Short forms of options. An error names the form that was typed.
 SHORT = {"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"}
@@ -196,6 +196,8 @@ def _as_typed(argv: Sequence[str]) -> Iterator[None]:
         for short, name in SHORT.items():
             if short in typed:
                 message = re.sub(rf"{re.escape(name)}(?![\w-])", short, message)
+        if message == str(error):
+            raise
         raise UserError(message) from error
 
 
@@ -210,11 +212,13 @@ def _configured(
     """Return the configuration that arguments ask for, and all options."""
     default, words = _stretched(default, argv)
     _check_resume(words)
+    is_new = default.model.name and default.model.weights is None
+    model = "--model.name NAME" if is_new else "--model.weights RUN, --model.freeze stage2"
     options = cli.parse(
         f"train {name}",
         kind,
         words,
-        "\n\n".join([*about, FIRST]),
+        "\n\n".join([*about, FIRST.format(model=model)]),
         default=kind(**vars(default)),
     )
     fields = [field.name for field in dataclasses.fields(Config)]

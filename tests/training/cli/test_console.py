@@ -58,6 +58,17 @@ def test_every_command_has_a_help_with_its_examples_and_their_options(capsys):
             assert re.search(rf"{option}\b", help_of(*names)), example
 
 
+@pytest.mark.parametrize("recipe", recipes.RECIPES)
+def test_a_recipe_names_the_options_that_it_takes(recipe):
+    """finetune takes its network from a file, the others a registered one."""
+    text = help_of("train", recipe)
+    [first] = [each for each in text.split("\n\n") if each.startswith("The options that people")]
+    others = text.replace(first, "")
+    assert all(re.search(rf"{option}\b", others) for option in re.findall(r"--[\w.-]*\w", first))
+    assert ("--model.name" in first) == (recipe != "finetune")
+    assert ("--model.weights" in first) == (recipe == "finetune")
+
+
 @pytest.mark.process
 def test_help_and_errors_are_fast_because_nothing_large_is_loaded(tmp_path):
     heavy = {"keras", "tensorflow", "jax", "torch", "matplotlib", "sklearn", "scipy"}

@@ -433,6 +433,13 @@ def test_errors(arguments, message, capsys, tmp_path, monkeypatch):
     assert files(tmp_path) == []
 
 
+@pytest.mark.parametrize(("short", "errors"), [("--health", 1), ("--lr", 2)])
+def test_verbose_shows_an_error_again_only_if_its_words_change(short, errors, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["digits", f"{short}=-1", "--verbose"])
+    assert capsys.readouterr().err.count("training.errors.UserError: ") == errors
+
+
 def test_another_option_than_the_run_was_begun_with(run, capsys):
     message = error_of(capsys, run_train, run, *RUN, "--resume --seed 4 --optimizer.ema 0.9")
     assert "was started with another value of --optimizer.ema, --seed." in message
