@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,19 +49,28 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     fields: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(Settings)}
+    kinds = typing.get_type_hints(Settings)
     parser.add_argument("directory", metavar="DIRECTORY", help=fields.pop("directory").description)
     del fields["token"]  # others could read it on the command line
     token = "file with the token that clients must send (or set the environment variable "
-    parser.add_argument("--token-file", type=Path, help=f"{token}{TOKEN_VARIABLE})")
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help=f"{token}{TOKEN_VARIABLE})")
     for name, field in fields.items():
-        is_switch = isinstance(field.default, bool)
-        default = "" if field.default is None else f" (default: {field.default})"
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            action=argparse.BooleanOptionalAction if is_switch else "store",
-            help=field.description + default,
-        )
+        flag, kind = f"--{name.replace('_', '-')}", kinds[name]
+        if kind is bool:
+            help = f"{field.description} (default: {'on' if field.default else 'off'})"
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
+        else:
+            default = "" if field.default is None else f" (default: {field.default})"
+            parser.add_argument(flag, metavar=_placeholder(kind), help=field.description + default)
     return parser
+
+
+def _placeholder(kind: Any) -> str:
+    """Return what stands for the values of a type in the help text."""
+    kinds = typing.get_args(kind) or (kind,)
+    if typing.get_origin(kind) is typing.Literal:
+        return f"{{{','.join(kinds)}}}"
+    return "NUMBER" if {int, float} & {*kinds} else "TEXT"
 
 
 def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -> Settings:

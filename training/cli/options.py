@@ -2,11 +2,14 @@
 ends after an error.
 """
 
+import functools
 import inspect
 import io
 import os
 import select
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -62,15 +65,25 @@ def parse(
     """
     import tyro
 
+    from . import values
+
     if description is None:
         description = (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0]
+    width = min(shutil.get_terminal_size().columns, 100)
+    # tyro does not wrap these paragraphs, and joins lines that begin with a letter
+    wrap = functools.partial(
+        textwrap.fill, width=width, subsequent_indent=" ", break_on_hyphens=False
+    )
     lines = ["Examples:", *(f"  {line}" for line in examples(name))]
     return tyro.cli(
-        kind,
+        kind if isinstance(kind, type) else values.described(kind),
         prog=command(name),
         args=argv,
-        description="\n\n".join(["\n".join(lines), description, VERBOSE]),
-        config=(tyro.conf.PositionalMetavarFromFieldName,),
+        description="\n\n".join(
+            ["\n".join(lines), *map(wrap, [*description.split("\n\n"), VERBOSE])]
+        ),
+        config=(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone),
+        registry=values.registry(),
         **options,
     )
 

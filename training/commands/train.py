@@ -49,7 +49,7 @@ T = TypeVar("T", bound="Options")
 #: Option that is not a field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
 #: End of the help text of a recipe, before its options; `{model}` says how it gets its network.
-FIRST = """--epochs N stretches the whole schedule to N epochs.
+FIRST = """With --epochs N, the whole schedule is stretched to N epochs.
 
 The options that people use first: --output DIR, --epochs N, --seed N or --seeds N, --batch N,
 --lr RATE, {model}, --data.dir FOLDER, --model.dtype auto (the faster precision),

@@ -58,6 +58,22 @@ def test_every_command_has_a_help_with_its_examples_and_their_options(capsys):
             assert re.search(rf"{option}\b", help_of(*names)), example
 
 
+#: What Python calls values, and types.
+OF_PYTHON = r"\b(None|True|False|STR|INT|FLOAT|BOOL|LIST|TUPLE)\b|\(default: *\)|''|\}\||\|\{|fixed"
+#: The words after the names of an option, at the beginning of a line.
+PLACEHOLDER = r"^[│ ]*(?:--[\w.-]+(?: [^,\n]+)?, )*--[\w.-]+ (\[?[A-Z][A-Z_]+\b(?: \.\.\.\])?)"
+
+
+@pytest.mark.parametrize("names", HELPS, ids=" ".join)
+def test_options_are_described_in_plain_words(names):
+    _, begin, options = help_of(*names).partition("show this help message")
+    assert not re.findall(OF_PYTHON, " ".join(options.replace("│", "").split()))
+    found = set(re.findall(PLACEHOLDER, options, re.M))
+    plain = {"TEXT", "PATH", "NUMBER"}
+    assert found <= plain | {f"[{word} ...]" for word in plain}
+    assert bool(begin) == (names != [names[0]] or names[0] not in SECOND)
+
+
 @pytest.mark.parametrize("recipe", recipes.RECIPES)
 def test_a_recipe_names_the_options_that_it_takes(recipe):
     """finetune takes its network from a file, the others a registered one."""
