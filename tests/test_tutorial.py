@@ -16,7 +16,7 @@ from tests.keras_preact.serving.server_process import run_server
 
 PAGE = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
 #: The recipe chooses this precision on CPUs that are fast in it. Two epochs are enough here.
-TRAIN = "--model.dtype mixed_bfloat16 --epochs 2"
+TRAIN = "--precision mixed_bfloat16 --epochs 2"
 PATIENCE = 600
 
 

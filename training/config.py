@@ -18,6 +18,9 @@ from .functions import is_own
 #: Fields of `Model` that say where a network starts. They are not arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
 
+#: Fields whose options have another name: `dtype` is the builder's argument.
+NAMES = {"dtype": "precision"}
+
 #: Prefixes of the names of data sets of TensorFlow Datasets and Hugging Face.
 TFDS, HUGGING_FACE = "tfds:", "hf:"
 
@@ -60,6 +63,7 @@ Shortcut = Literal[
 Block = Literal["basic", "bottleneck", "single", "dense"]
 Normalization = Literal["batch", "layer", "group", "rms", "none"]
 Downsampling = Literal["strided", "average", "blur", "max"]
+Precision = Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"]
 
 
 def own_parts(model: Mapping[str, Any]) -> list[str]:
@@ -119,8 +123,12 @@ class Model:
     """Stack equal units in one layer, to compile fast. Default: from 16 equal units per stage."""
     remat: int | None = None
     """Recompute this many units together in the backward pass, to save memory."""
-    dtype: str | None = None
-    """Keras dtype policy: float32, mixed_bfloat16, mixed_float16, or auto: the faster of two."""
+    dtype: Annotated[
+        Precision | str | None, tyro.conf.arg(name="precision", aliases=["--precision"])
+    ] = None
+    """Precision of the training. auto: the faster of float32 and mixed_bfloat16. The mixed ones
+    compute in 16 bits, with weights in float32. Or any Keras dtype policy. The precision of an
+    export is an option of `keras-preact export`."""
     options: tuple[str, ...] = ()
     """Other options of network, units or block, as NAME=VALUE: output_stride=8 use_bias=true."""
 
@@ -411,25 +419,22 @@ def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> li
     """Return the options, as named on the command line, in which two configurations
     differ, except for `FREE` options and the `ignored` ones.
     """
-    first, second = (_flat(dataclasses.asdict(config)) for config in (one, other))
-    names = [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
+    first, second = options(one), options(other)
+    names = [f"--{name}" for name in first if first[name] != second[name]]
     return [name for name in names if name not in ignored]
 
 
-def option_names() -> list[str]:
-    """Return the names of all options on the command line, without dashes, except for
-    `FREE` options.
+def options(config: Config) -> dict[str, Any]:
+    """Return the options of a configuration, by their names on the command line without
+    dashes, except for `FREE` options.
     """
-    return [name.replace("_", "-") for name in _flat(dataclasses.asdict(Config()))]
+    return _flat(dataclasses.asdict(config))
 
 
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for name, value in options.items():
-        if prefix or name not in FREE:
-            flat |= (
-                _flat(value, f"{prefix}{name}.")
-                if isinstance(value, dict)
-                else {f"{prefix}{name}": value}
-            )
+    for field, value in fields.items():
+        name = prefix + NAMES.get(field, field).replace("_", "-")
+        if prefix or field not in FREE:
+            flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat

@@ -158,7 +158,7 @@ for turn, line in enumerate(sys.stdin):
 
 
 def test_settings_of_a_candidate():
-    """compile and dtype stand for --jit-compile and --dtype; the rest goes to the builder."""
+    """compile and dtype stand for --jit-compile and --precision; the rest goes to the builder."""
     name, options = candidates.parse(
         "cifar_resnet20_preact:compile=false,stacked=true,dtype=float32"
     )

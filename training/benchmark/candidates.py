@@ -18,7 +18,7 @@ from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
-#: Options that every candidate takes in place of --dtype and --jit-compile: name to the words
+#: Options that every candidate takes in place of --precision and --jit-compile: name to the words
 #: for it in a candidate, and what each sets.
 SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "dtype": {policy: {"dtype": policy} for policy in ("float32", "mixed_bfloat16")},

@@ -6,7 +6,9 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import tyro
 
 from .report import Column
 
@@ -40,8 +42,10 @@ class Question:
     """Images per step."""
     image_size: int | None = None
     """Height and width of the images. If not given: the network's own."""
-    dtype: Literal["float32", "mixed_bfloat16"] = "float32"
-    """Keras dtype policy, if a network's option dtype is not given. Torch modules: autocast."""
+    dtype: Annotated[Literal["float32", "mixed_bfloat16"], tyro.conf.arg(name="precision")] = (
+        "float32"
+    )
+    """Precision of networks without an option dtype of their own. Torch modules: autocast."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
     """Compile the step. auto: as Keras, but not for TensorFlow on a CPU or torch modules."""
     limit: float = 300

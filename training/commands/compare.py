@@ -11,7 +11,8 @@ import tyro
 from .. import cli, disk
 from ..cli.programs import answering
 from ..cli.terminal import aligned
-from ..config import option_names
+from ..config import Config
+from ..config import options as options_of
 from ..directory import histories
 from ..directory.compared import RESULTS, SHOWN, WHAT, Compared, cell, differing, option, read_runs
 from ..errors import UserError, command, nearest
@@ -44,8 +45,8 @@ def compare(
     """
     if not directories:
         raise UserError(f"Name at least one run: {command('compare', 'runs/A', 'runs/B')}")
-    if by is not None and by.removeprefix("--") not in option_names():
-        raise UserError(f"Unknown option: {by!r}. {nearest(by, option_names())}")
+    if by is not None and by.removeprefix("--") not in (known := options_of(Config())):
+        raise UserError(f"Unknown option: {by!r}. {nearest(by, known)}")
     compared = read_runs(directories)
     options = differing(compared)
     others = {name: value for name, value in options.items() if name != "seed"}

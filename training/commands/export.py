@@ -56,7 +56,8 @@ def export(
         checkpoint: Network of the run: at its end, at its best epoch or at its last
             checkpoint.
         format: A SavedModel for servers, or one file for ONNX Runtime or LiteRT.
-        precision: bfloat16 is faster on CPUs with AMX or AVX512_BF16. int8 adds the
+        precision: Precision in which the exported network computes, whatever the one of
+            the training. bfloat16 is faster on CPUs with AMX or AVX512_BF16. int8 adds the
             network in 8 bits for `serve --engine openvino`, faster on most CPUs, and
             measures 300 training images for it. The accuracy on test images is compared
             first, and may fall by half a point.

@@ -77,7 +77,7 @@ def _is_finished(config: Config) -> bool:
         return False
     before = runs.config_of(run / "config.json", runs.read_config(run))
     # what a run decides when it begins
-    decided = ["--model.dtype"] * (config.model.dtype == "auto")
+    decided = ["--model.precision"] * (config.model.dtype == "auto")
     decided += ["--model.name", "--data.size"] * (config.model.weights is not None)
     different = differences(before, config, decided)
     if different:

@@ -52,10 +52,14 @@ EPOCHS = "--epochs"
 FIRST = """With --epochs N, the whole schedule is stretched to N epochs.
 
 The options that people use first: --output DIR, --epochs N, --seed N or --seeds N, --batch N,
---lr RATE, {model}, --data.dir FOLDER, --model.dtype auto (the faster precision),
+--lr RATE, {model}, --data.dir FOLDER, --precision auto (the faster one),
 --distribution data_parallel (several GPUs), --dry-run."""
 #: Short forms of options. An error names the form that was typed.
-SHORT = {"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"}
+SHORT = {
+    "--lr": "--optimizer.learning-rate",
+    "--batch": "--batch-size",
+    "--precision": "--model.precision",
+}
 
 
 def train(config: Config, recipe: str) -> Path | None:

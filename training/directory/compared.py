@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..cli.terminal import duration
-from ..config import Config, differences
+from ..config import Config, differences, options
 from ..errors import UserError, reading
 from . import histories, measurements, runs
 
@@ -153,7 +153,7 @@ def differing(compared: Sequence[Compared]) -> dict[str, Callable[[Compared], An
 
 def option(name: str, run: Compared) -> Any:
     """Return the value of an option, by its name on the command line without dashes."""
-    return functools.reduce(getattr, name.replace("-", "_").split("."), run.config)
+    return options(run.config)[name]
 
 
 def cell(name: str, value: Any) -> str:

@@ -26,8 +26,8 @@ class Options:
     """Rows to measure: labels, names of trials, or parts of them. Default: all rows."""
     seeds: int = 5
     """Number of runs per row, with seeds 0, 1, ... The papers give the median of 5."""
-    dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
-    """Precision, one per row. auto: mixed_bfloat16 on an accelerator, else float32."""
+    precision: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
+    """Precision of the training. auto: mixed_bfloat16 on an accelerator, else float32."""
     steps_per_execution: int | None = None
     """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
     parallel: int = 1
@@ -67,7 +67,7 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
     trial = rows.TRIALS[name] if table is None else rows.trials(rows.table(table))[name]
     config = trial.config(
         seed,
-        dtype=options.dtype.replace("auto", "float32" if on_cpu else "mixed_bfloat16"),
+        dtype=options.precision.replace("auto", "float32" if on_cpu else "mixed_bfloat16"),
         steps_per_execution=options.steps_per_execution
         or (1 if one_step else rows.STEPS_PER_EXECUTION),
         on_device=not on_cpu,

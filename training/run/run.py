@@ -49,7 +49,7 @@ class Run:
             are any, which also choose the best epoch, else "test".
         split: The same images, if they are measured after every epoch, else None.
         rows: Slice of every batch that this process feeds to the model.
-        precision: The policy that `--model.dtype auto` chose and why, else None.
+        precision: The policy that `--precision auto` chose and why, else None.
 
     Raises:
         ValueError: for options that do not fit together.

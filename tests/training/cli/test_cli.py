@@ -181,7 +181,7 @@ WRONG = {
     "--model.gate-bias -6": ["exclusive_gating", "shortcut='identity'"],
     "--schedule.warmup 6": ["The warm-up (6 iterations)", "the run (5 iterations)"],
     "--schedule.kind steps --schedule.drops 3 2": ["positive numbers that rise", "3.0 2.0"],
-    "--model.dtype mixed_bfloat61": ["mixed_bfloat61", "mixed_bfloat16"],
+    "--model.precision mixed_bfloat61": ["mixed_bfloat61", "mixed_bfloat16"],
     "--data.size 2": ["at least 4", "input_shape=(2, 2, 1)"],
     "--data.name folder --data.dir pictures --batch-size 2": ["differ in size. Choose one"],
     "--output pictures": ["pictures exists and is not empty. Give another --output"],

@@ -15,6 +15,7 @@ from training import cli, recipes
 from training.benchmark import __main__ as benchmark
 from training.cli import console
 from training.cli.table import recipe_examples
+from training.config import Config, options
 from training.reproduce import __main__ as reproduce
 
 #: Commands with a name as their first argument, to the possible names.
@@ -72,6 +73,21 @@ def test_options_are_described_in_plain_words(names):
     plain = {"TEXT", "PATH", "NUMBER"}
     assert found <= plain | {f"[{word} ...]" for word in plain}
     assert bool(begin) == (names != [names[0]] or names[0] not in SECOND)
+
+
+def test_options_have_the_names_by_which_runs_are_compared():
+    """An error or a table names no option that does not exist."""
+    shown = set(re.findall(r"--([\w.-]*\w)", help_of("train", "digits")))
+    assert options(Config()).keys() <= shown
+    assert "model.precision" in options(Config())
+
+
+def test_precision_has_one_name():
+    for names in HELPS:
+        found = set(re.findall(r"--[\w.-]*(?:precision|dtype|policy)", help_of(*names)))
+        assert found <= {"--precision", "--model.precision"}, names
+    for names in (["train", "digits"], ["reproduce", "fast"], ["benchmark", "step"], ["export"]):
+        assert "--precision {" in help_of(*names)
 
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES)

@@ -95,6 +95,14 @@ def test_table(capsys):
     ]
 
 
+def test_columns_have_the_names_of_options(capsys):
+    """The field of --precision is `dtype`, the argument of the network's builder."""
+    write_run("runs/full", changed("model", dtype="float32"), [8.0])
+    write_run("runs/mixed", changed("model", dtype="mixed_bfloat16"), [9.0])
+    rows = table(capsys, "runs/full", "runs/mixed")
+    assert [row["model.precision"] for row in rows] == ["float32", "mixed_bfloat16"]
+
+
 def test_errors_name_the_images_that_they_are_measured_on(capsys):
     write_run("runs/watches_test", changed("data", watch_test=True), [8.0])
     write_run("runs/holds_out", changed("data", holdout=500), [9.0])

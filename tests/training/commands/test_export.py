@@ -143,10 +143,10 @@ def test_errors(run, exported, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "policy", "precision", "note"),
     [
-        ("--data.size 32 --model.dtype float32", "float32", "float32", False),
-        ("--data.size 24 --model.dtype mixed_bfloat16", "mixed_bfloat16", "float32", True),
-        ("--data.size 24 --model.dtype float32", "float32", "bfloat16", True),
-        ("--data.size 24 --model.dtype mixed_bfloat16", "mixed_bfloat16", "bfloat16", False),
+        ("--data.size 32 --precision float32", "float32", "float32", False),
+        ("--data.size 24 --precision mixed_bfloat16", "mixed_bfloat16", "float32", True),
+        ("--data.size 24 --precision float32", "float32", "bfloat16", True),
+        ("--data.size 24 --precision mixed_bfloat16", "mixed_bfloat16", "bfloat16", False),
     ],
 )
 def test_the_card_is_about_the_export(options, policy, precision, note, tmp_path, monkeypatch):

@@ -134,7 +134,7 @@ def test_a_mixed_row_is_refused_and_the_report_stays(tmp_path):
     report(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
     results.write(tmp_path, record(FULL, 2, 6.3, dtype="mixed_bfloat16"))
-    with pytest.raises(UserError, match=r"the runs of a row .* --model.dtype"):
+    with pytest.raises(UserError, match=r"the runs of a row .* --model.precision"):
         report(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == before
 

@@ -85,12 +85,12 @@ def test_only_missing_runs_are_trained(train, tmp_path, capsys):
     train(
         Child(0),
         Child(0),
-        options="--rows resnet110-original --seeds 3 --steps-per-execution 7 --dtype float32",
+        options="--rows resnet110-original --seeds 3 --steps-per-execution 7 --precision float32",
     )
     assert started(train) == [(TRIAL, 0), (TRIAL, 2)]
     (_, _, options, table), backend = train.started[0]
     options = from_json(Options, options)
-    assert (options.output, options.steps_per_execution, options.dtype) == (
+    assert (options.output, options.steps_per_execution, options.precision) == (
         Path("results"),
         7,
         "float32",

@@ -61,7 +61,7 @@ def test_a_damaged_file(damage, message, tmp_path):
     ("change", "message"),
     [
         ({"data": {"name": "cifar10", "hash": "other"}}, "the images"),
-        ({"config": record(TRIAL, 1, 6.5, dtype="mixed_bfloat16").config}, "--model.dtype"),
+        ({"config": record(TRIAL, 1, 6.5, dtype="mixed_bfloat16").config}, "--model.precision"),
     ],
 )
 def test_the_runs_of_a_row_are_equal(change, message):

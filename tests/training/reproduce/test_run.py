@@ -64,8 +64,8 @@ def test_the_result_is_that_of_the_run(job, tmp_path):
     # a result that is lost is written again, and a second seed must be of the same kind
     results.path(tmp_path / "results", record.trial, 3).unlink()
     assert job("tiny", 3) == [record]
-    with pytest.raises(UserError, match=r"Seeds 3 and 4 differ in --model\.dtype"):
-        job("tiny", 4, dtype="mixed_bfloat16")
+    with pytest.raises(UserError, match=r"Seeds 3 and 4 differ in --model\.precision"):
+        job("tiny", 4, precision="mixed_bfloat16")
     assert not (tmp_path / "runs/digits/tiny/seed-4").exists()
 
 

@@ -146,7 +146,7 @@ def accelerator(monkeypatch, capability: int | None) -> None:
 
 
 class TestAuto:
-    """`--model.dtype auto`"""
+    """`--precision auto`"""
 
     @pytest.mark.parametrize(("capability", "fast"), [(8, True), (7, False), (None, False)])
     def test_accelerator(self, capability, fast, monkeypatch):
