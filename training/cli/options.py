@@ -136,6 +136,11 @@ def choose(
         if not words or words[0] in ("-h", "--help"):
             print(_listing(name, description, rows, word))
             return
+        if words[0].startswith("-"):
+            line = command(name, word, *words)
+            raise UserError(
+                f"Name a {word.lower()} first: {line}. Choose one of: {', '.join(rows)}."
+            )
         lookup(rows, words[0], f"{word.lower()} of {name}")
         start(words[0], words[1:])
 

@@ -162,13 +162,14 @@ def _read_one_of(union: Any, words: Sequence[str]) -> Any:
     """Return the value of some words, of the first type of a union that they fit."""
     if words == ["None"] and types.NoneType in typing.get_args(union):
         return None
-    errors = []
-    for kind in _kinds(union):
-        try:
+    kinds = _kinds(union)
+    if len(kinds) == 1:
+        return _read(kinds[0], words)
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
             return _read(kind, words)
-        except ValueError as error:
-            errors.append(str(error))
-    raise ValueError(" Or: ".join(errors))
+    called = [" or ".join(typing.get_args(kind) or [KINDS[kind][1]]) for kind in kinds]
+    raise ValueError(f"must be {' or '.join(called)}. Received: {' '.join(words)}")
 
 
 def _words(value: Any) -> list[str]:

@@ -71,7 +71,7 @@ def load(data: Data) -> ImageData:
     if data.dir is None or not data.dir.is_dir():
         raise UserError(
             "--data.dir must name an existing folder with train/CLASS/IMAGE and test/CLASS/IMAGE, "
-            f"or with CLASS/IMAGE. Received: {data.dir}"
+            f"or with CLASS/IMAGE. Received: {data.dir or 'nothing'}"
         )
     notes: list[str] = []
     faults: dict[Path, str] = {}

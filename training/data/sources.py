@@ -120,7 +120,8 @@ def _tfds(data: Data) -> ImageData:
 
 def _npz(data: Data) -> ImageData:
     if data.dir is None or not data.dir.is_file():
-        raise UserError(f"--data.dir must name an .npz file. Received: {data.dir}")
+        received = data.dir or "nothing"
+        raise UserError(f"--data.dir must name an existing .npz file. Received: {received}")
     with reading(f"{data.dir} is not a file of np.savez"), np.load(data.dir) as file:
         arrays = {name: file[name] for name in file.files}
     names = next((row.split() for row in ARRAYS if set(row.split()) <= set(arrays)), None)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .. import disk
 from ..cli.terminal import duration, markdown
-from ..errors import command, missing_packages
+from ..errors import UserError, command, missing_packages
 from ..ranks import difference, median, number, spread
 from . import depth, pictures, results
 from .pictures import Groups
@@ -49,13 +49,14 @@ def report(output: Path = RESULTS) -> None:
         output: Folder of finished runs.
 
     Raises:
-        UserError: for a file that holds no run, for a row of incompatible runs, and
-            without matplotlib. Nothing is written then.
+        UserError: for a folder that does not exist, for a file that holds no run, for a
+            row of incompatible runs, and without matplotlib. Nothing is written then.
     """
+    if not output.is_dir():
+        raise UserError(f"--output must be the folder of finished runs. {output} does not exist.")
     records = results.read(output)
     groups = results.groups(records)
     signals = depth.read(output)
-    disk.make(output)
     written = []
     with missing_packages():
         text = "\n\n".join(_parts(groups, signals))

@@ -68,7 +68,7 @@ def test_values(line, expected):
         ("--part.count 1.5", "--part.count: must be a whole number. Received: 1.5"),
         ("--rate fast", "--rate: must be a number. Received: fast"),
         ("--kind wider", "unknown value 'wider'. Did you mean 'wide'? Choose one of: wide, deep."),
-        ("--heat hot", "unknown value 'hot'. Choose one of: fitted. Or: must be a number."),
+        ("--heat hot", "--heat: must be fitted or a number. Received: hot"),
         ("--pair 2", "--pair: must be 2 values. Received: 2"),
         ("--pair 2 x", "--pair: must be a number. Received: x"),
         ("--several 1 x", "--several: must be a number. Received: x"),

@@ -180,6 +180,7 @@ def test_errors(models, images, tmp_path, capsys):
 
     save_model(tmp_path / "nan" / "1", core=nan)
     for arguments, word in (
+        ((image,), "Name an exported model, then images: keras-preact predict MODEL IMAGE."),
         ((models / "grey", image), "Models beside it: 'gray', 'rgb', 'without files'."),
         ((gray, image, "--version", 3), "It has: 2, 10."),
         ((gray, image, "--version", 0), "It has: 2, 10."),

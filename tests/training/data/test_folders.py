@@ -354,7 +354,7 @@ def test_data_that_cannot_be_learned(tmp_path, keep, options, message):
 
 
 def test_no_folder(tmp_path):
-    with pytest.raises(UserError, match=r"or with CLASS/IMAGE. Received: None"):
+    with pytest.raises(UserError, match=r"or with CLASS/IMAGE. Received: nothing"):
         load(Data("folder"))
 
 

@@ -155,7 +155,7 @@ class TestArrays:
             load(Data("npz", dir=self.write(tmp_path, **changes)))
 
     def test_other_files(self, tmp_path):
-        with pytest.raises(UserError, match=r"must name an .npz file. Received: None"):
+        with pytest.raises(UserError, match=r"must name an existing .npz file. Received: nothing"):
             load(Data("npz"))
         (tmp_path / "b.npz").write_text("text")
         with pytest.raises(UserError, match="is not a file of np"):

@@ -168,6 +168,8 @@ def test_a_real_run(table, trial, tmp_path):
         ("digits --steps-per-execution -1", "--steps-per-execution must be positive. Received: -1"),
         ("digits --parallel 0", "--parallel must be positive. Received: 0"),
         ("table9", "'table9'"),
+        ("--seeds 1 table1", "Name a command first: keras-preact reproduce COMMAND"),
+        ("report --output nowhere", "must be the folder of finished runs. nowhere does not exist"),
     ],
 )
 def test_mistakes(options, message, capsys):

@@ -68,7 +68,10 @@ def predict(
         as_json: Print the predictions as a JSON array on stdout, and nothing else there.
     """
     if not images:
-        raise UserError(f"Name at least one image file: {command('predict', model, 'IMAGE')}")
+        raise UserError(
+            f"Name an exported model, then images: {command('predict', 'MODEL', 'IMAGE')}. "
+            f"Received: {model}"
+        )
     check_positive(top=top, batch_size=batch_size)
     if output is not None and output.suffix not in (".csv", ".json"):
         raise UserError(f"--output must end in .csv or .json. Received: {output}")
