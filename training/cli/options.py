@@ -63,8 +63,6 @@ def parse(
             docstring of `kind`.
         options: Further arguments of `tyro.cli`.
     """
-    import tyro
-
     from . import values
 
     if description is None:
@@ -75,15 +73,13 @@ def parse(
         textwrap.fill, width=width, subsequent_indent=" ", break_on_hyphens=False
     )
     lines = ["Examples:", *(f"  {line}" for line in examples(name))]
-    return tyro.cli(
-        kind if isinstance(kind, type) else values.described(kind),
+    return values.parse(
+        kind,
         prog=command(name),
         args=argv,
         description="\n\n".join(
             ["\n".join(lines), *map(wrap, [*description.split("\n\n"), VERBOSE])]
         ),
-        config=(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone),
-        registry=values.registry(),
         **options,
     )
 

@@ -6,9 +6,9 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from tyro.constructors import (
@@ -22,18 +22,33 @@ from tyro.constructors import (
 
 from ..errors import nearest
 
-#: Type of a value to its placeholder, and to what it is called in an error.
-KINDS: dict[Any, tuple[str, str]] = {
-    int: ("NUMBER", "a whole number"),
-    float: ("NUMBER", "a number"),
-    str: ("TEXT", "a text"),
-    Path: ("PATH", "a path"),
-}
+T = TypeVar("T")
+
+#: What a help text shows for the values of a type.
+PLACEHOLDERS: Mapping[Any, str] = {int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+#: What an error says that a value must be.
+CALLED: Mapping[Any, str] = {int: "a whole number", float: "a number"}
 #: Defaults that a help text writes in other words, or not at all.
-DEFAULTS = {"None": "", "": "", "''": "", "True": "(default: on)", "False": "(default: off)"}
+DEFAULTS: Mapping[str, str] = {
+    "None": "",
+    "": "",
+    "''": "",
+    "True": "(default: on)",
+    "False": "(default: off)",
+}
 
 
-def described(function: Callable) -> Callable:
+def parse(kind: Callable[..., T], **options: Any) -> T:
+    """Return what `tyro.cli` returns, by the rules of this module."""
+    return tyro.cli(
+        kind if isinstance(kind, type) else _with_plain_help(kind),
+        config=(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone),
+        registry=_rules(),
+        **options,
+    )
+
+
+def _with_plain_help(function: Callable[..., T]) -> Callable[..., T]:
     """Return a function whose help text has the defaults in the words of `DEFAULTS`, and
     descriptions without the line breaks of the code.
     """
@@ -48,8 +63,8 @@ def described(function: Callable) -> Callable:
     return call
 
 
-def registry() -> ConstructorRegistry:
-    """Return the rules by which `tyro.cli` treats types, in place of its own."""
+def _rules() -> ConstructorRegistry:
+    """Return the rules by which tyro treats types, in place of its own."""
     rules = ConstructorRegistry()
     asked: list[Any] = []
 
@@ -121,7 +136,7 @@ def _placeholder(hint: Any) -> str:
     if _is_union(hint):
         each = [_placeholder(kind) for kind in _kinds(hint)]
         return each[0] if len(each) == 1 else f"{{{','.join(one.strip('{}') for one in each)}}}"
-    return KINDS[hint][0]
+    return PLACEHOLDERS[hint]
 
 
 def _count(hint: Any) -> Any:
@@ -155,7 +170,7 @@ def _read(hint: Any, words: Sequence[str]) -> Any:
         return received
     with contextlib.suppress(ValueError):
         return hint(received)
-    raise ValueError(f"must be {KINDS[hint][1]}. Received: {received}")
+    raise ValueError(f"must be {CALLED[hint]}. Received: {received}")
 
 
 def _read_one_of(union: Any, words: Sequence[str]) -> Any:
@@ -168,7 +183,7 @@ def _read_one_of(union: Any, words: Sequence[str]) -> Any:
     for kind in kinds:
         with contextlib.suppress(ValueError):
             return _read(kind, words)
-    called = [" or ".join(typing.get_args(kind) or [KINDS[kind][1]]) for kind in kinds]
+    called = [" or ".join(typing.get_args(kind) or [CALLED[kind]]) for kind in kinds]
     raise ValueError(f"must be {' or '.join(called)}. Received: {' '.join(words)}")
 
 

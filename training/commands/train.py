@@ -165,7 +165,10 @@ def _start_again(file: str, argv: Sequence[str]) -> None:
     own = dataclasses.replace(
         runs.config_of(path, described), output=None, resume=False, dry_run=False
     )
-    about = [f"The options of {path}. Those that you give replace them."]
+    about = [
+        f"The options of {path}. Those that you give replace them; the value None leaves a choice "
+        "to the model."
+    ]
     config, options = _configured(OptionsOfRun, f"--config {file}", own, about, argv)
     given = {word.partition("=")[2] or word for word in argv}
     named = [name for name in config.functions if name in own.functions and name not in given]

@@ -17,6 +17,7 @@ from pathlib import Path
 import tyro
 
 from .. import cli
+from ..cli import values
 from ..errors import UserError
 
 
@@ -138,7 +139,7 @@ def _set_variables(addresses: Sequence[str], process: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    cli.guard(lambda: tyro.cli(launch, args=argv))
+    cli.guard(lambda: values.parse(launch, args=argv))
 
 
 if __name__ == "__main__":
