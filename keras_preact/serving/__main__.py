@@ -9,6 +9,7 @@ import io
 import ipaddress
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -30,6 +31,8 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger("keras_preact.serving")
 
 PROGRAM = "keras-preact serve"
+# Settings without an option of their name. Others could read a token on the command line.
+NO_OPTIONS = {"directory", "token"}
 # Time to close the models and Python after the time to drain.
 END_SECONDS = 10.0
 
@@ -50,11 +53,12 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     fields: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(Settings)}
     kinds = typing.get_type_hints(Settings)
-    parser.add_argument("directory", metavar="DIRECTORY", help=fields.pop("directory").description)
-    del fields["token"]  # others could read it on the command line
+    parser.add_argument("directory", metavar="DIRECTORY", help=fields["directory"].description)
     token = "file with the token that clients must send (or set the environment variable "
     parser.add_argument("--token-file", type=Path, metavar="PATH", help=f"{token}{TOKEN_VARIABLE})")
     for name, field in fields.items():
+        if name in NO_OPTIONS:
+            continue
         flag, kind = f"--{name.replace('_', '-')}", kinds[name]
         if kind is bool:
             help = f"{field.description} (default: {'on' if field.default else 'off'})"
@@ -88,8 +92,14 @@ def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = (
         with _readable(result.directory, "`directory` must be a folder of models"):
             os.listdir(result.directory)
     except ValueError as error:
-        _fail(str(error))
+        _fail(re.sub("`([a-z_]+)`", _as_option, str(error)))
     return result
+
+
+def _as_option(found: re.Match) -> str:
+    """Return the name of a setting in an error as a person types it."""
+    is_option = found[1] in {one.name for one in dataclasses.fields(Settings)} - NO_OPTIONS
+    return f"`--{found[1].replace('_', '-')}`" if is_option else found[0]
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _start(words: Sequence[str], argv: list[str]) -> None:
+    if words[:1] == ["help"]:
+        words = argv = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(described())
         return

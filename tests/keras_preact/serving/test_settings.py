@@ -78,6 +78,7 @@ def test_every_setting_is_an_option(tmp_path, monkeypatch):
         (["MISSING"], "`directory` must be a folder of models. Received: MISSING (No such file"),
         (["HERE/empty"], "`directory` must be a folder of models. Received: HERE/empty (Not a dir"),
         (["HERE", "--port", "70000"], "Received: port='70000'"),
+        (["HERE", "--max-queue", "0"], "`--max-queue`: Input should be greater than 0"),
         (
             ["HERE", "--token-file", "MISSING"],
             "`--token-file` must be a file that can be read. Received: MISSING (No such file",

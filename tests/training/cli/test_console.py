@@ -65,6 +65,13 @@ OF_PYTHON = r"\b(None|True|False|STR|INT|FLOAT|BOOL|LIST|TUPLE)\b|\(default: *\)
 PLACEHOLDER = r"^[│ ]*(?:--[\w.-]+(?: [^,\n]+)?, )*--[\w.-]+ (\[?[A-Z][A-Z_]+\b(?: \.\.\.\])?)"
 
 
+@pytest.mark.parametrize("names", [[], ["compare"], ["train", "digits"]])
+def test_help_is_a_command_too(names, capsys):
+    with contextlib.suppress(SystemExit):
+        console.main(["help", *names])
+    assert capsys.readouterr().out.splitlines() == help_of(*names).splitlines()
+
+
 @pytest.mark.parametrize("names", HELPS, ids=" ".join)
 def test_options_are_described_in_plain_words(names):
     _, begin, options = help_of(*names).partition("show this help message")
