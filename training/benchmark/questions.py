@@ -38,7 +38,7 @@ class Question:
     """Timed steps per round."""
     warmup: int = 3
     """Steps before the timed ones. The first compiles. Not for compile and memory."""
-    batch: int = 16
+    batch: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 16
     """Images per step."""
     image_size: int | None = None
     """Height and width of the images. If not given: the network's own."""
@@ -107,7 +107,7 @@ class Step(Question):
 class Compile(Question):
     """Time to build a network, to its first train step, and to compile it."""
 
-    batch: int = 2
+    batch: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 2
     """Images per step. Few, because the first step computes as well as compiles."""
     models: tuple[str, ...] = (f"{MODEL}:stacked=true", f"{MODEL}:stacked=false")
     """Networks: NAME or NAME:option=value,..., such as stacked=true,execution=loop."""

@@ -8,9 +8,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import tyro
 
 from .. import backends, children, disk
 from ..cli.terminal import markdown
@@ -25,7 +26,7 @@ LAYERS = (20, 56, 110, 164, 506, 1001, 10_001)
 def depth(
     layers: tuple[int, ...] = LAYERS,
     networks: tuple[Name, ...] = tuple(NETWORKS),
-    batch: int = 16,
+    batch: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 16,
     seed: int = 0,
     limit: float = 3600,
     smoke: bool = False,

@@ -97,6 +97,13 @@ def test_precision_has_one_name():
         assert "--precision {" in help_of(*names)
 
 
+def test_short_and_long_names_belong_together():
+    for names in HELPS:
+        found = set(re.findall(r"--(?:[\w-]+\.)?([\w-]+)", help_of(*names).partition("--help")[2]))
+        assert ("batch" in found) == ("batch-size" in found), names
+        assert ("lr" in found) == ("learning-rate" in found), names
+
+
 @pytest.mark.parametrize("recipe", recipes.RECIPES)
 def test_a_recipe_names_the_options_that_it_takes(recipe):
     """finetune takes its network from a file, the others a registered one."""

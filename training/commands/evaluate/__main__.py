@@ -29,7 +29,7 @@ def evaluate(
     checkpoint: Literal["final", "best", "last"] = "final",
     data: str | None = None,
     data_dir: Path | None = None,
-    batch_size: int = 256,
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch"])] = 256,
     output: Path | None = None,
     save_samples: int = 0,
     save_errors: int = 0,
