@@ -1,5 +1,5 @@
 """h, the shortcut of `x_{l+1} = f(h(x_l) + F(x_l))`: the seven shortcuts of Table 1,
-and zero padding for units that change the shape.
+later ones, and zero padding for units that change the shape.
 """
 
 import dataclasses
@@ -56,10 +56,14 @@ class Site:
         }
         return chains.weight(self.channels, 1 if is_map else None, **defaults | settings)
 
+    @property
+    def axis(self) -> int:
+        """Axis of the channels."""
+        return spatial.channel_axis(self.weights.data_format, self.rank)
+
     def normalization(self, kind: chains.Normalization) -> list[keras.Layer]:
         """Make a normalisation: a list with one layer, or an empty list for `"none"`."""
-        axis = spatial.channel_axis(self.weights.data_format, self.rank)
-        return chains.normalization(kind, axis, self.channels, name="norm", dtype=self.dtype)
+        return chains.normalization(kind, self.axis, self.channels, name="norm", dtype=self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Shortcut:
         reads_input: Whether it reads x at all.
         projects: Whether its own layers can change the shape of x, so that no projection
             is needed before them.
+        transforms: What its layers transform: `"x"`, `"residual"`, which is F(x), or
+            `"both"`: the first layer gets the tuple `(x, F(x))`.
 
     Example:
 
@@ -105,13 +111,16 @@ class Shortcut:
     gated: ClassVar[bool] = False
     reads_input: ClassVar[bool] = True
     projects: ClassVar[bool] = False
+    transforms: ClassVar[str] = "x"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checks.plain(getattr(self, field.name)))
 
     def layers(self, site: Site) -> list[keras.Layer]:
-        """Make the layers that transform x, in order; none by default."""
+        """Make the layers that transform x, or what `transforms` says, in order; none
+        by default.
+        """
         return []
 
     def paths(self, x, residual, transformed) -> tuple:
@@ -122,7 +131,7 @@ class Shortcut:
             x: The input of the shortcut. It has the shape of F(x), unless the shortcut
                 `projects`.
             residual: F(x).
-            transformed: Output of `layers` for x, in any form; x itself without layers.
+            transformed: Output of `layers`, in any form; x itself without layers.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define `paths(x, residual, transformed)`."
@@ -169,7 +178,8 @@ class ShortcutLayers(keras.Layer):
 
     def paths(self, x, residual, training=None) -> tuple:
         """Return what `Shortcut.paths` returns."""
-        return self.of.paths(x, residual, chains.run_chain(self.transform, x, training))
+        given = {"x": x, "residual": residual, "both": (x, residual)}[self.of.transforms]
+        return self.of.paths(x, residual, chains.run_chain(self.transform, given, training))
 
 
 def add(shortcut, residual):
@@ -341,7 +351,111 @@ class Dropout(Shortcut):
         return transformed, residual
 
 
-#: Name to class; every class can be made without arguments.
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
+class ScaledResidual(Shortcut):
+    """`x + alpha * F(x)` with a trained alpha, so that a new unit is nearly, or exactly,
+    its input.
+
+    Optimisers decay alpha as any weight; `exclude_from_decay=("scale",)` excludes it.
+
+    Args:
+        initial: Value of alpha at the start: 0 for SkipInit and ReZero. For LayerScale 0.1
+            up to 18 transformer layers, 1e-5 for 24, and 1e-6 for more.
+        per_channel: Whether each channel has an alpha (LayerScale), or the unit has one.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> x = np.random.default_rng(0).normal(size=(2, 8, 8, 16)).astype("float32")
+    >>> unit = kp.ResidualUnit(16, shortcut="scaled_residual")
+    >>> bool((keras.ops.convert_to_numpy(unit(x)) == x).all())
+    True
+
+    Source: SkipInit, Sec. 4 of arXiv 2002.10444; ReZero, Eq. 1 of arXiv 2003.04887;
+        LayerScale, Sec. 2 of arXiv 2103.17239.
+    """
+
+    initial: float = 0.0
+    per_channel: bool = False
+
+    transforms = "residual"
+
+    def layers(self, site):
+        axis = site.axis if self.per_channel else None
+        return [chains.Scale(self.initial, axis, name="scale", dtype=site.dtype)]
+
+    def paths(self, x, residual, transformed):
+        return x, transformed
+
+
+class _Rejection(keras.layers.Layer):
+    """Returns the part of F(x) that is orthogonal to x, for the tuple `(x, F(x))`.
+
+    Args:
+        axes: Axes of the vectors.
+        epsilon: Added to the squared norm of x.
+    """
+
+    def __init__(self, axes: tuple[int, ...], epsilon: float, **kwargs):
+        super().__init__(**kwargs)
+        self.axes, self.epsilon = axes, epsilon
+
+    def call(self, tensors):
+        kept = tensors[1].dtype
+        # a sum of 16-bit products over a map has few correct digits, and can overflow
+        dtype = keras.backend.result_type(kept, "float32")
+        x, residual = (ops.cast(tensor, dtype) for tensor in tensors)
+        product = ops.sum(x * residual, self.axes, keepdims=True)
+        squares = ops.sum(x * x, self.axes, keepdims=True)
+        return ops.cast(residual - product / (squares + self.epsilon) * x, kept)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape[1]
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
+class Orthogonal(Shortcut):
+    """`x + F(x) - (<x, F(x)> / (<x, x> + epsilon)) x`: the branch adds only what is
+    orthogonal to x, so no unit changes the length of the x that it gets, to first order.
+
+    Inner products are computed in float32, whatever the unit computes in; the paper's
+    code multiplies in the unit's precision.
+
+    Args:
+        over: `"channels"`: a pixel or a token is a vector. `"map"`: a whole map is one;
+            tokens have none, because they would see later tokens.
+        epsilon: Keeps the quotient finite where x is 0.
+
+    Source: Sec. 3 of arXiv 2505.11881, feature-wise and global.
+    """
+
+    over: str = "channels"
+    epsilon: float = 1e-6
+
+    transforms = "both"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.one_of(self.over, ("channels", "map"), "over")
+
+    def layers(self, site):
+        if self.over == "map" and site.rank not in (2, 4):
+            raise ValueError(
+                "Only images have a map; tokens would see later ones. Use "
+                "Orthogonal(over='channels'). Received: over='map' for an input of "
+                f"{site.rank} dimensions"
+            )
+        axes = (site.axis,) if self.over == "channels" else tuple(range(1, site.rank))
+        return [_Rejection(axes, self.epsilon, name="rejection", dtype=site.dtype)]
+
+    def paths(self, x, residual, transformed):
+        return x, transformed
+
+
+#: Name to class; every class can be made without arguments. The first seven are Table 1's.
 SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType(
     {
         "identity": Identity,
@@ -351,6 +465,8 @@ SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType(
         "conv1x1": Conv1x1,
         "dropout": Dropout,
         "none": NoShortcut,
+        "scaled_residual": ScaledResidual,
+        "orthogonal": Orthogonal,
     }
 )
 

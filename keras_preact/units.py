@@ -275,14 +275,14 @@ class ResidualUnit(HoldsLayers):
         residual = chains.run_chain(self.rest, activated, training)
         if self.drop is not None:
             residual = self.drop(residual, drop_rate, training=training)
-        if detach_residual:
-            residual = ops.stop_gradient(residual)
         if residual_scale is not None:
             residual = residual * ops.cast(residual_scale, residual.dtype)
         source = activated if self._shortcut_is_activated else x
         changed = chains.run_chain(self.shape_change, source, training)
         # gates and constant scaling also change the residual
         shortcut, residual = self.shortcut.paths(changed, residual, training)
+        if detach_residual:
+            residual = ops.stop_gradient(residual)
         total = shortcuts.add(shortcut, residual)
         output = chains.run_chain(self.after_addition, total, training)
         return Trace(activated, shortcut, residual, total, output)
@@ -428,10 +428,12 @@ class ResidualUnit(HoldsLayers):
         """Return the names of the layers of F, h and f, in order, as `describe` does."""
         unit = self if self.built else self._built_copy()
         is_identity = isinstance(unit.h, shortcuts.Identity)
-        chain = chains.in_words([*unit.shape_change, *unit.shortcut.transform])
+        branch = [*unit.first, *unit.rest, *filter(None, [unit.drop])]
+        shortcut = [*unit.shape_change]
+        (shortcut if unit.h.transforms == "x" else branch).extend(unit.shortcut.transform)
         return {
-            "F": chains.in_words([*unit.first, *unit.rest, *filter(None, [unit.drop])]),
-            "h": [*chain, *([] if is_identity else [type(unit.h).__name__])],
+            "F": chains.in_words(branch),
+            "h": [*chains.in_words(shortcut), *([] if is_identity else [type(unit.h).__name__])],
             "f": chains.in_words(unit.after_addition),
         }
 

@@ -239,6 +239,7 @@ class Unit:
     strides: int = 1
     arrangement: str = "full_preactivation"
     shortcut: str = "identity"
+    over: str = "channels"
     shape_shortcut: str = "auto"
     activate_shape_shortcut: bool = True
     stride_on: str = "first"
@@ -363,7 +364,9 @@ class Unit:
         return "dense" if self.block == "dense" else "conv"
 
     def add(self, x, residual):
-        """Table 1: h(x) + F(x), with dropout as at inference."""
+        """Table 1: h(x) + F(x), with dropout as at inference; and the later shortcuts.
+        `over` says what a vector is: a pixel's channels, or a whole map.
+        """
         if self.shortcut in ("identity", "dropout"):
             assert self.shortcut == "identity" or not self.training, "dropout is random"
             return x + residual
@@ -374,6 +377,12 @@ class Unit:
         if self.shortcut == "conv1x1":
             stride = self.strides if x.shape[:-1] != residual.shape[:-1] else 1
             return self.weight(x, f"shortcut/{self.weight_name}", stride) + residual
+        if self.shortcut == "scaled_residual":
+            return x + self.weights["shortcut/scale/factor"] * residual
+        if self.shortcut == "orthogonal":
+            axes = -1 if self.over == "channels" else tuple(range(1, x.ndim))
+            product, squares = ((x * other).sum(axes, keepdims=True) for other in (residual, x))
+            return x + residual - product / (squares + 1e-6) * x
         g = 1 / (1 + np.exp(-self.weight(x, f"gate/{self.weight_name}")))
         return (1 - g) * x + (g if self.shortcut == "exclusive_gating" else 1) * residual
 

@@ -61,7 +61,7 @@ def test_what_the_commands_name(line, monkeypatch, capsys):
     with contextlib.suppress(SystemExit):  # of --help
         console.main([*words, *(["--smoke"] if "reproduce" in words else ["--dry-run"])])
     if "--help" in words:
-        assert "ResNet-8 on digits, with SkipInit: 2 epochs." in capsys.readouterr().out
+        assert "ResNet-8 on digits, with a trained lambda: 2 epochs." in capsys.readouterr().out
     else:
         assert len(made) == (12 if "reproduce" in words else 1)
 
@@ -73,7 +73,7 @@ def test_the_commands(line, here):
     if "reproduce" in words:
         console.main([*words, "--smoke", "--seeds", "1"])
         folder = here / "runs/reproduce/smoke/results/mine"
-        assert sorted(path.name for path in folder.iterdir()) == ["SkipInit", "identity", "none"]
+        assert {path.name for path in folder.iterdir()} == {"identity", "none", "TrainedLambda"}
     elif "--help" not in words:
         console.main([*words, *SHORT.split(), "--output", "out"])
         assert len([*here.glob("out/**/model.keras")]) == (3 if "--seeds" in words else 1)

@@ -59,6 +59,8 @@ Shortcut = Literal[
     "conv1x1",
     "dropout",
     "none",
+    "scaled_residual",
+    "orthogonal",
 ]
 Block = Literal["basic", "bottleneck", "single", "dense"]
 Normalization = Literal["batch", "layer", "group", "rms", "none"]
@@ -94,7 +96,7 @@ class Model:
     arrangement: Arrangement | str | None = None
     """Order of BN, ReLU and weights in a unit (Fig. 4 of the paper), or yours: MODULE:OBJECT."""
     shortcut: Shortcut | str | None = None
-    """Type of shortcut (Table 1 of the paper), or yours: MODULE:OBJECT."""
+    """Type of shortcut (Table 1 of the paper, and later ones), or yours: MODULE:OBJECT."""
     scales: tuple[float, float] | None = None
     """Factors of shortcut and residual, such as 0.5 1. For constant_scaling."""
     gate_bias: float | None = None

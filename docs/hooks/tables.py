@@ -106,9 +106,8 @@ def shortcut(name: str) -> str:
         return h if isinstance(h, str) else re.sub(r"(?<!^)(?=[A-Z])", "_", h["class_name"]).lower()
 
     rows = [row for row in kp.published.results(table="1") if name_of(row) == name]
-    return (
-        f"![Unit with the shortcut {name}](figures/shortcut_{name}.svg)\n\n"
-        + kp.published.to_markdown(rows)
+    return f"![Unit with the shortcut {name}](figures/shortcut_{name}.svg)\n\n" + (
+        kp.published.to_markdown(rows) if rows else "Not in the paper."
     )
 
 

@@ -211,6 +211,8 @@ def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
 #: Class of a shortcut to its factor on a gradient in one unit.
 _GAINS: dict[type, Callable] = {
     shortcuts.Identity: lambda shortcut: 1.0,
+    shortcuts.ScaledResidual: lambda shortcut: 1.0,
+    shortcuts.Orthogonal: lambda shortcut: 1.0,
     shortcuts.NoShortcut: lambda shortcut: 0.0,
     shortcuts.ConstantScaling: lambda shortcut: shortcut.shortcut,
     shortcuts.Dropout: lambda shortcut: 1 - shortcut.rate,

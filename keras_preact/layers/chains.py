@@ -37,13 +37,33 @@ class Shift(SameShape):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Scale(SameShape):
-    """Multiplies everything by one trained scalar, 1 at the start."""
+    """Multiplies by a trained factor.
+
+    Args:
+        initial: Its value at the start.
+        axis: Axis whose entries have a factor each; None: one factor for everything.
+    """
+
+    def __init__(self, initial: float = 1.0, axis: int | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.initial, self.axis = _checks.plain((initial, axis))
 
     def build(self, input_shape):
-        self.factor = self.add_weight(shape=(), initializer="ones", name="factor")
+        self.factor = self.add_weight(
+            shape=() if self.axis is None else (input_shape[self.axis],),
+            initializer=keras.initializers.Constant(self.initial),
+            name="factor",
+        )
 
     def call(self, x):
-        return x * self.factor
+        if self.axis is None:
+            return x * self.factor
+        shape = [1] * x.ndim
+        shape[self.axis] = -1
+        return x * ops.reshape(self.factor, shape)
+
+    def get_config(self):
+        return super().get_config() | {"initial": self.initial, "axis": self.axis}
 
 
 @keras.saving.register_keras_serializable("keras_preact")

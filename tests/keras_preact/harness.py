@@ -33,6 +33,10 @@ SHARED_OPTIONS = (
     "standardize_weights",
 )
 
+#: The shortcuts of Table 1, and those whose h is an identity.
+TABLE_1 = list(kp.SHORTCUTS)[:7]
+IDENTITIES = ("identity", "scaled_residual", "orthogonal")
+
 
 def error_of(call) -> str:
     """Return the message of the ValueError that `call` must raise."""
@@ -200,7 +204,7 @@ def reference_of(unit, **options) -> reference.Unit:
     options = {
         key: value
         for key, value in options.items()
-        if key in (*SHARED_OPTIONS, "training", "factors")
+        if key in (*SHARED_OPTIONS, "training", "factors", "over")
     }
     return reference.Unit(weights(unit), unit.filters, **options)
 

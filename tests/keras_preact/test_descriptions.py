@@ -73,6 +73,7 @@ def test_the_whole_text(options, branch, shortcut, after):
         ("constant_scaling", "h: ConstantScaling"),
         ("exclusive_gating", "h: conv 1x1, ExclusiveGating"),
         ("dropout", "h: dropout, Dropout"),
+        ("scaled_residual", "h: ScaledResidual"),
     ],
 )
 def test_shortcuts(shortcut, line):

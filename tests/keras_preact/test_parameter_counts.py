@@ -95,12 +95,13 @@ def test_wide_resnet():
 
 
 def test_cost_of_the_shortcuts():
-    """Identity shortcuts have no parameters; a gate and a 1x1 convolution have parameters
-    in every unit.
+    """Identity shortcuts have no parameters; a gate, a 1x1 convolution and a scale have
+    parameters in every unit.
     """
     squares = sum(width**2 for width in WIDTHS)
     gates = squares + sum(WIDTHS)  # a bias for each channel
     cost = {"exclusive_gating": gates, "shortcut_only_gating": gates, "conv1x1": squares}
+    cost["scaled_residual"] = len(WIDTHS)
     for name in kp.SHORTCUTS:
         options = {"shortcut": name, "shape_shortcut": "zero_pad"}
         found = counts(kp.models.resnet_cifar, 8, **options)[0]

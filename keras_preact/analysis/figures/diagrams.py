@@ -94,6 +94,8 @@ _ON_PATHS: dict[type, Callable[[Any], Texts]] = {
     shortcuts.ShortcutOnlyGating: lambda h: (("* (1 - g)",), (), _GATE),
     shortcuts.Conv1x1: lambda h: (("1x1 conv",), (), ()),
     shortcuts.Dropout: lambda h: ((f"dropout {h.rate:g}",), (), ()),
+    shortcuts.ScaledResidual: lambda h: ((), ("* a",), ()),
+    shortcuts.Orthogonal: lambda h: ((), ("\N{UP TACK} x",), ()),
 }
 
 #: Block to the network that has its errors in Table 2.
@@ -247,7 +249,7 @@ def arrangements_figure(block: str = "basic") -> Any:
 
 
 def shortcuts_figure() -> Any:
-    """Draw a unit with every row of `kp.SHORTCUTS` side by side, in the original
+    """Draw a unit with every shortcut of Table 1 side by side, in the original
     arrangement, with the published error.
 
     Source: Fig. 2 and Table 1 of arXiv 1603.05027.
@@ -257,9 +259,10 @@ def shortcuts_figure() -> Any:
         h = shortcuts.get(row.arguments.get("shortcut", "identity"), row.arguments.get("gate_bias"))
         rows[h] = row
     own = {name: cls() for name, cls in shortcuts.SHORTCUTS.items()}
+    published_rows = {name: rows[h] for name, h in own.items() if h in rows}
     return _with_errors(
-        {name: diagram("original", name) for name in shortcuts.SHORTCUTS},
-        {name: rows[h] for name, h in own.items() if h in rows},
+        {name: diagram("original", name) for name in published_rows},
+        published_rows,
         "ResNet-110 on CIFAR-10 (Table 1",
     )
 

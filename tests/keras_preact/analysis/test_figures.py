@@ -205,8 +205,8 @@ def test_class_maps():
 #: What the reference's symbols are called in a diagram.
 WORDS = {"N": "BN", "A": "ReLU"}
 
-#: Shortcut to the boxes on it, after F and in the gate: Fig. 2 and Table 1.
-FIG_2 = {
+#: Shortcut to the boxes on it, after F and in the gate: Fig. 2, Table 1 and later ones.
+BOXES = {
     "identity": ([], [], []),
     "constant_scaling": (["* 0.5"], ["* 0.5"], []),
     "exclusive_gating": (["* (1 - g)"], ["* g"], ["1x1 conv", "sigmoid"]),
@@ -214,6 +214,8 @@ FIG_2 = {
     "conv1x1": (["1x1 conv"], [], []),
     "dropout": (["dropout 0.5"], [], []),
     "none": ([], [], []),
+    "scaled_residual": ([], ["* a"], []),
+    "orthogonal": ([], ["\N{UP TACK} x"], []),
 }
 
 
@@ -229,7 +231,7 @@ def symbols_to_words(symbols: str, block: str) -> list[str]:
 @pytest.mark.parametrize("arrangement", FIG_4)
 def test_boxes_are_those_of_the_paper_in_order(arrangement, block):
     before, after = FIG_4[arrangement][len(KERNELS[block])].split("+")
-    for shortcut, (on_shortcut, on_branch, gate) in FIG_2.items():
+    for shortcut, (on_shortcut, on_branch, gate) in BOXES.items():
         parts = figures.diagram(arrangement, shortcut, block)
         assert [box.text for box in parts.branch] == symbols_to_words(before, block) + on_branch
         assert [box.text for box in parts.after_addition] == symbols_to_words(after, block)

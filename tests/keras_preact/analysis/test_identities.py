@@ -24,10 +24,11 @@ CLEAN = ("relu_before_addition", "relu_only_preactivation", "full_preactivation"
     [
         *[(row, "identity") for row in kp.ARRANGEMENTS],
         *[("full_preactivation", name) for name in ("constant_scaling", "conv1x1", "none")],
+        *[("full_preactivation", name) for name in harness.IDENTITIES if name != "identity"],
     ],
 )
 def test_what_is_clean(arrangement, shortcut):
-    clean = arrangement in CLEAN and shortcut == "identity"
+    clean = arrangement in CLEAN and shortcut in harness.IDENTITIES
     model = network(20, arrangement=arrangement, shortcut=shortcut, stacked=clean)
     check = kp.analysis.check_identities(model, harness.images(3, 8, 8, 2), np.arange(3))
     np.testing.assert_array_equal(check.ends, [2, 2, 2, -1, 5, 5, -1, 8, 8])
