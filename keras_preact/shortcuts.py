@@ -85,6 +85,8 @@ class Shortcut:
             is needed before them.
         transforms: What its layers transform: `"x"`, `"residual"`, which is F(x), or
             `"both"`: the first layer gets the tuple `(x, F(x))`.
+        differs: Whether its option `factor` is a number that differs between the units of
+            a network, see `of_unit`. In a stack of units, it is a tensor.
 
     Example:
 
@@ -112,6 +114,7 @@ class Shortcut:
     reads_input: ClassVar[bool] = True
     projects: ClassVar[bool] = False
     transforms: ClassVar[str] = "x"
+    differs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -148,6 +151,24 @@ class Shortcut:
             changes["seed"] = initializers.derive_seed(seed, place)
         return dataclasses.replace(self, **changes)
 
+    def of_unit(self, index: int, units: int) -> "Shortcut":
+        """Return this shortcut for unit `index` (1, 2, ...) of a network of `units`."""
+        return self
+
+    def with_factor(self, factor) -> "Shortcut":
+        """Return this shortcut with another `factor`.
+
+        Raises:
+            ValueError: unless its factor `differs` between units.
+        """
+        if not self.differs:
+            raise ValueError(
+                "`shortcut_factors` needs a shortcut whose factor differs between units, such as "
+                f"kp.shortcuts.DecayedIdentity. Received: {self!r}"
+            )
+        changes: dict[str, Any] = {"factor": factor}
+        return dataclasses.replace(self, **changes)
+
     def get_config(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
@@ -176,10 +197,11 @@ class ShortcutLayers(keras.Layer):
             shape = chains.build_chain(self.transform[:-1], input_shape)
             self.transform[-1].build(shape)  # its output may be several tensors
 
-    def paths(self, x, residual, training=None) -> tuple:
-        """Return what `Shortcut.paths` returns."""
+    def paths(self, x, residual, training=None, factor=None) -> tuple:
+        """Return what `Shortcut.paths` returns. A `factor` replaces the shortcut's own."""
+        of = self.of if factor is None else self.of.with_factor(factor)
         given = {"x": x, "residual": residual, "both": (x, residual)}[self.of.transforms]
-        return self.of.paths(x, residual, chains.run_chain(self.transform, given, training))
+        return of.paths(x, residual, chains.run_chain(self.transform, given, training))
 
 
 def add(shortcut, residual):
@@ -455,6 +477,54 @@ class Orthogonal(Shortcut):
         return x, transformed
 
 
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
+class DecayedIdentity(Shortcut):
+    """`alpha_l * x + F(x)` with a constant that falls with the unit: in unit l of L
+    `alpha_l = 1 - (1 - last) * l / L`. In a transformer, attention and MLP are two units.
+
+    Args:
+        last: alpha_L, between 0 and 1.
+        factor: alpha_l of this unit. None: the network sets it.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> h = kp.shortcuts.DecayedIdentity(last=0.5)
+    >>> model = kp.models.resnet_cifar(26, input_shape=(8, 8, 1), shortcut=h, stacked=False)
+    >>> [round(unit.h.factor, 3) for unit in model.units][:4]
+    [0.958, 0.917, 0.875, 0.833]
+
+    Source: Sec. 3 of arXiv 2404.10947, where it helps generative pre-training.
+    """
+
+    last: float = 0.6
+    factor: float | None = None
+
+    differs = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _checks.is_number(self.last) or not 0 <= self.last <= 1:
+            raise ValueError(f"`last` must be a number in [0, 1]. Received: last={self.last!r}")
+
+    def of_unit(self, index, units):
+        if self.factor is not None:
+            return self
+        return dataclasses.replace(self, factor=1 - (1 - self.last) * index / units)
+
+    def layers(self, site):
+        if self.factor is None:
+            raise ValueError(
+                "A unit by itself needs DecayedIdentity(factor=...), and a UnitStack "
+                "`shortcut_factors`: their place in a network is not known. Received: factor=None"
+            )
+        return []
+
+    def paths(self, x, residual, transformed):
+        return ops.cast(self.factor, x.dtype) * x, residual
+
+
 #: Name to class; every class can be made without arguments. The first seven are Table 1's.
 SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType(
     {
@@ -467,6 +537,7 @@ SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType(
         "none": NoShortcut,
         "scaled_residual": ScaledResidual,
         "orthogonal": Orthogonal,
+        "decayed_identity": DecayedIdentity,
     }
 )
 

@@ -570,6 +570,8 @@ class UnitStack(LayerStack):
         unit: A `ResidualUnit` that keeps the shape, as a template.
         depth, execution, remat, unroll: Arguments of `LayerStack`.
         stochastic_depth: A rate for each unit, instead of the one rate of `unit`.
+        shortcut_factors: A factor for each unit, for a shortcut whose factor differs
+            between units: `kp.shortcuts.DecayedIdentity`.
         **kwargs: `name`, `trainable`. The dtype policy is the unit's.
 
     Raises:
@@ -595,13 +597,22 @@ class UnitStack(LayerStack):
         depth: int,
         *,
         stochastic_depth: Sequence[float] | None = None,
+        shortcut_factors: Sequence[float] | None = None,
         **kwargs,
     ):
+        # a config of this stack holds a unit with a rate and a factor already
         if stochastic_depth is not None:
-            stochastic_depth = _check_rates(stochastic_depth, depth)
-            if isinstance(unit, ResidualUnit):  # a config of this stack holds the rate already
+            stochastic_depth = _numbers(stochastic_depth, depth, "stochastic_depth", "rate")
+            for rate in stochastic_depth:
+                _checks.fraction(rate, "stochastic_depth")
+            if isinstance(unit, ResidualUnit):
                 unit = unit.changed(stochastic_depth=max(stochastic_depth))
+        if shortcut_factors is not None:
+            shortcut_factors = _numbers(shortcut_factors, depth, "shortcut_factors", "factor")
+            if isinstance(unit, ResidualUnit):
+                unit = unit.changed(shortcut=unit.h.with_factor(shortcut_factors[0]))
         self.stochastic_depth = stochastic_depth
+        self.shortcut_factors = shortcut_factors
         super().__init__(unit, depth, **kwargs)
 
     def _check_template(self, template: Any) -> None:
@@ -624,21 +635,39 @@ class UnitStack(LayerStack):
         rates = [unit.stochastic_depth or 0.0 for unit in units if isinstance(unit, ResidualUnit)]
         if any(rate != rates[0] for rate in rates):
             kwargs.setdefault("stochastic_depth", rates)
+        if all(isinstance(unit, ResidualUnit) and unit.h.differs for unit in units):
+            kwargs.setdefault("shortcut_factors", [vars(unit.h)["factor"] for unit in units])
         return super().from_units(units, **kwargs)
 
     def run(self, step, x, per_unit=None, outputs=(), **options):
-        rates = {}
-        if self.stochastic_depth is not None:
-            rates["rate"] = ops.convert_to_tensor(self.stochastic_depth, "float32")
-        return super().run(step, x, rates | (per_unit or {}), outputs, **options)
+        numbers = {"rate": self.stochastic_depth, "factor": self.shortcut_factors}
+        own = {
+            name: ops.convert_to_tensor(values, "float32")
+            for name, values in numbers.items()
+            if values is not None
+        }
+        return super().run(step, x, own | (per_unit or {}), outputs, **options)
 
     def _apply(self, unit, x, own: dict, training):
-        return unit(x, own.get("rate"), training=training)
+        return unit(x, own.get("rate"), own.get("factor"), training=training)
 
     def _structure(self, unit: ResidualUnit) -> dict:
         # the rates may differ, but only between units that drop F
         rate = unit.stochastic_depth is not None
+        if unit.h.differs:
+            unit = unit.changed(shortcut=unit.h.with_factor(None))
         return super()._structure(unit) | {"stochastic_depth": rate}
+
+    def _check_same(self, units: Sequence[keras.Layer]) -> None:
+        super()._check_same(units)
+        if (h := self._body.template.h).differs:
+            own = self.shortcut_factors or [h.factor] * self.depth
+            given = [unit.h.factor for unit in units]
+            if given != own:
+                raise ValueError(
+                    "The factors of the shortcuts must be those of the stack. Received: units with "
+                    f"{given}, a stack with {own}"
+                )
 
     def describe(self) -> str:
         """Return the number of units, and the layers of a unit in order."""
@@ -682,6 +711,7 @@ class UnitStack(LayerStack):
             trace = unit.trace(
                 x,
                 drop_rate=own.get("rate"),
+                shortcut_factor=own.get("factor"),
                 residual_scale=own.get("scale"),
                 detach_residual=detach_residual,
                 training=training,
@@ -696,15 +726,22 @@ class UnitStack(LayerStack):
         return self.run(step, x, per_unit, python_loop=True, training=training)[1]
 
     def _new_unit(self, i: int) -> ResidualUnit:
-        rates = self.stochastic_depth
-        rate = {} if rates is None else {"stochastic_depth": rates[i]}
-        unit = self._body.template.at(self._name_of(i), trainable=self.trainable, **rate)
+        template = self._body.template
+        own: dict[str, Any] = {}
+        if self.stochastic_depth is not None:
+            own["stochastic_depth"] = self.stochastic_depth[i]
+        if self.shortcut_factors is not None:
+            own["shortcut"] = template.h.with_factor(self.shortcut_factors[i])
+        unit = template.at(self._name_of(i), trainable=self.trainable, **own)
         unit.build(self.get_build_config()["input_shape"])
         return unit
 
     def get_config(self):
-        rates = self.stochastic_depth
-        return super().get_config() | {"stochastic_depth": rates and list(rates)}
+        rates, factors = self.stochastic_depth, self.shortcut_factors
+        return super().get_config() | {
+            "stochastic_depth": rates and list(rates),
+            "shortcut_factors": factors and list(factors),
+        }
 
 
 def _made(layer_class: type[keras.Layer], config: dict, *, trainable: bool) -> keras.Layer:
@@ -716,16 +753,15 @@ def _made(layer_class: type[keras.Layer], config: dict, *, trainable: bool) -> k
     return layer_class.from_config(config)
 
 
-def _check_rates(rates: Sequence[float], depth: int) -> list[float]:
-    rates = [float(rate) for rate in rates]
-    if len(rates) != depth:
+def _numbers(values: Sequence[float], depth: int, argument: str, what: str) -> list[float]:
+    """Return a number for each unit."""
+    numbers = [float(value) for value in values]
+    if len(numbers) != depth:
         raise ValueError(
-            f"`stochastic_depth` must be a rate for each unit. Received: {len(rates)} rates for "
+            f"`{argument}` must be a {what} for each unit. Received: {len(numbers)} {what}s for "
             f"depth={depth}"
         )
-    for rate in rates:
-        _checks.fraction(rate, "stochastic_depth")
-    return rates
+    return numbers
 
 
 def _initializer_of(variable: keras.Variable) -> Callable:

@@ -254,17 +254,27 @@ class ResidualUnit(HoldsLayers):
         self._check_input(input_shape)
         return spatial.strided_shape(input_shape, self.strides, self.data_format, self.channels_out)
 
-    def call(self, x, drop_rate=None, training=None):
-        return self.trace(x, drop_rate=drop_rate, training=training).output
+    def call(self, x, drop_rate=None, shortcut_factor=None, training=None):
+        numbers = {"drop_rate": drop_rate, "shortcut_factor": shortcut_factor}
+        return self.trace(x, **numbers, training=training).output
 
     def trace(
-        self, x, *, drop_rate=None, residual_scale=None, detach_residual=False, training=None
+        self,
+        x,
+        *,
+        drop_rate=None,
+        shortcut_factor=None,
+        residual_scale=None,
+        detach_residual=False,
+        training=None,
     ) -> "Trace":
         """Apply the unit and return its parts.
 
         Args:
             x: x_l.
             drop_rate: A scalar that replaces `stochastic_depth`, if that is not None.
+            shortcut_factor: A scalar that replaces the `factor` of a shortcut that
+                `differs` between units.
             residual_scale: A scalar that multiplies F(x_l). With 0 only the shortcut is
                 left.
             detach_residual: Whether gradients flow through the shortcut alone.
@@ -280,7 +290,7 @@ class ResidualUnit(HoldsLayers):
         source = activated if self._shortcut_is_activated else x
         changed = chains.run_chain(self.shape_change, source, training)
         # gates and constant scaling also change the residual
-        shortcut, residual = self.shortcut.paths(changed, residual, training)
+        shortcut, residual = self.shortcut.paths(changed, residual, training, shortcut_factor)
         if detach_residual:
             residual = ops.stop_gradient(residual)
         total = shortcuts.add(shortcut, residual)
@@ -328,7 +338,7 @@ class ResidualUnit(HoldsLayers):
             "name": name,
             "kernel_initializer": initializers.spawn(self.kernel_initializer, name),
             "bias_initializer": initializers.spawn(self.bias_initializer, name),
-            "shortcut": self.h.at(name),
+            "shortcut": shortcuts.get(changes.pop("shortcut", self.h)).at(name),
             "seed": self.seed_at(name),
         }
         return self.changed(**own | changes)

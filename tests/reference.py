@@ -377,6 +377,8 @@ class Unit:
         if self.shortcut == "conv1x1":
             stride = self.strides if x.shape[:-1] != residual.shape[:-1] else 1
             return self.weight(x, f"shortcut/{self.weight_name}", stride) + residual
+        if self.shortcut == "decayed_identity":
+            return self.factors[0] * x + residual
         if self.shortcut == "scaled_residual":
             return x + self.weights["shortcut/scale/factor"] * residual
         if self.shortcut == "orthogonal":
@@ -421,16 +423,20 @@ class Network:
             x = max_pool(x, 3, 2)
         self.first_input = x
         self.outputs = []
+        total = sum(units for _, units, _ in self.stages)
         for s, (filters, units, strides) in enumerate(self.stages, 1):
             for u in range(1, units + 1):
                 name = f"stage{s}_unit{u}"
+                own = dict(self.options)
+                if own.get("shortcut") == "decayed_identity":
+                    own["factors"] = (1 - 0.4 * (len(self.outputs) + 1) / total, 1)  # down to 0.6
                 unit = Unit(
                     below(self.weights, name),
                     filters,
                     block=self.block,
                     strides=strides if u == 1 else 1,
                     activated_input=not self.outputs,
-                    **self.options,
+                    **own,
                 )
                 x = unit(x)
                 self.outputs.append(x)

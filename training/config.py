@@ -61,6 +61,7 @@ Shortcut = Literal[
     "none",
     "scaled_residual",
     "orthogonal",
+    "decayed_identity",
 ]
 Block = Literal["basic", "bottleneck", "single", "dense"]
 Normalization = Literal["batch", "layer", "group", "rms", "none"]

@@ -1,6 +1,7 @@
 """Check Eq. 4 and 5 on a network, and measure what the shortcuts alone let through."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import keras
@@ -182,7 +183,8 @@ def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
         shortcut: A name from `kp.SHORTCUTS`, or a shortcut. Constant scaling has
             `lambda^n`. Dropout has `(1-p)^n`, the share of the entries that arrive;
             each unit scales them by `1/(1-p)`, so that the mean stays the same. Gating
-            has `(1 - sigmoid(b))^n`, if the kernel of the gate is 0.
+            has `(1 - sigmoid(b))^n`, if the kernel of the gate is 0. A decayed identity
+            without its own factor has the product of all alphas of a network of n units.
         units: Number of units, n.
 
     Raises:
@@ -200,7 +202,7 @@ def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
     instance = shortcuts.get(shortcut)
     for shortcut_class, gain in _GAINS.items():
         if isinstance(instance, shortcut_class):
-            return float(gain(instance) ** units)
+            return math.prod(gain(instance.of_unit(i, units)) for i in range(1, units + 1))
     known = ", ".join(shortcut_class.__name__ for shortcut_class in _GAINS)
     raise ValueError(
         f"The gain of {type(instance).__name__} depends on its weights. Known gains: {known}. "
@@ -215,9 +217,10 @@ _GAINS: dict[type, Callable] = {
     shortcuts.Orthogonal: lambda shortcut: 1.0,
     shortcuts.NoShortcut: lambda shortcut: 0.0,
     shortcuts.ConstantScaling: lambda shortcut: shortcut.shortcut,
+    shortcuts.DecayedIdentity: lambda shortcut: shortcut.factor,
     shortcuts.Dropout: lambda shortcut: 1 - shortcut.rate,
-    shortcuts.ExclusiveGating: lambda shortcut: 1 / (1 + np.exp(shortcut.bias)),
-    shortcuts.ShortcutOnlyGating: lambda shortcut: 1 / (1 + np.exp(shortcut.bias)),
+    shortcuts.ExclusiveGating: lambda shortcut: 1 / (1 + math.exp(shortcut.bias)),
+    shortcuts.ShortcutOnlyGating: lambda shortcut: 1 / (1 + math.exp(shortcut.bias)),
 }
 
 

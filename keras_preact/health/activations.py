@@ -149,6 +149,8 @@ class Activations:
 
         def step(unit, x, own):
             [y], inside = self._measured(self.units[id(stack)], [x])
+            if "factor" in own:  # the graph has the template's
+                y = stack._apply(unit, x, own, training=False)
             return y, ops.concatenate([inside.get(id(layer), _nothing(1)) for layer in layers])
 
         x = ops.convert_to_tensor(x, stack.compute_dtype)

@@ -78,14 +78,17 @@ def make(
             # a stack draws the values of its units itself, from the network's initialisers and
             # the names of the units
             unit_options = changes[1] | {"kernel_initializer": kernel}
-            rates = None
+            rates = factors = None
             if template.stochastic_depth is not None:
                 rates = [unit["stochastic_depth"] for unit in changes[equal]]
+            if template.h.differs:
+                factors = [unit["shortcut"].factor for unit in changes[equal]]
             units[equal] = [
                 UnitStack(
                     template.changed(**unit_options),
                     len(changes[equal]),
                     stochastic_depth=rates,
+                    shortcut_factors=factors,
                     name=f"stage{s}_units",
                     **stack_options,
                 )
@@ -114,6 +117,7 @@ def _changes(
                 "filters": stage.filters,
                 "kernel_initializer": initializers.spawn(kernel, name),
                 "strides": 1 if dilates else step,
+                "shortcut": template.h.of_unit(done, total),
             }
             if template.stochastic_depth is not None:
                 unit_options["stochastic_depth"] = template.stochastic_depth * done / total

@@ -138,7 +138,11 @@ def images(*shape, seed=1):
 
 
 def unit_of(filters, *, block="basic", **options):
-    """A `ResidualUnit`; options of its block are arguments by name, as in a network."""
+    """A `ResidualUnit`; options of its block are arguments by name, as in a network. A
+    decayed identity has the factor that `reference.Unit` has by default.
+    """
+    if options.get("shortcut") == "decayed_identity":
+        options["shortcut"] = kp.shortcuts.DecayedIdentity(factor=0.5)
     return kp.ResidualUnit(filters, **nested(block, options))
 
 

@@ -55,6 +55,7 @@ ROWS = {
     ),
     "over channels": (kp.shortcuts.Orthogonal(), lambda x, f: x + across_pixels(x, f)),
     "over map": (kp.shortcuts.Orthogonal("map"), lambda x, f: x + across_maps(x, f)),
+    "decayed": (kp.shortcuts.DecayedIdentity(factor=0.9), lambda x, f: 0.9 * x + f),
 }
 
 
@@ -157,6 +158,8 @@ def test_decay_of_the_scale():
 WRONG = [
     (lambda: kp.shortcuts.Orthogonal("pixels"), "over='pixels'"),
     (lambda: made(kp.shortcuts.Orthogonal("map"), (2, 4, 5)), "an input of 3 dimensions"),
+    (lambda: kp.shortcuts.DecayedIdentity(1.5), "last=1.5"),
+    (lambda: made(kp.shortcuts.DecayedIdentity(), (2, 5)), "needs DecayedIdentity(factor=...)"),
 ]
 
 
@@ -191,7 +194,12 @@ def network(precision: str, stacked: bool) -> keras.Model:
     inputs = keras.Input(X.shape[1:])
     x = keras.layers.Conv2D(4, 3, padding="same", name="stem", **settings)(inputs)
     for i, (h, _) in enumerate(ROWS.values(), 1):
-        units = [kp.ResidualUnit(4, shortcut=h, name=f"row{i}_unit{u}", **settings) for u in (1, 2)]
+        # two factors of one row: a stack must not take the first for both
+        pair = [h, h.with_factor(0.5)] if h.differs else [h, h]
+        units = [
+            kp.ResidualUnit(4, shortcut=each, name=f"row{i}_unit{u}", **settings)
+            for u, each in enumerate(pair, 1)
+        ]
         for unit in units:
             unit.build((None, *X.shape[1:-1], 4))
         if stacked:

@@ -55,6 +55,9 @@ OPTIONS = [
     {"block": "bottleneck", "groups": 2, "normalization": "group", "shape_shortcut": "projection"},
     {"shortcut": "conv1x1", "shape_shortcut": "projection", "remat": 2},
     {"execution": "loop", "stochastic_depth": 0.5},
+    {"shortcut": "scaled_residual"},
+    {"shortcut": kp.shortcuts.Orthogonal("map"), "data_format": "channels_last"},
+    {"shortcut": "decayed_identity", "stochastic_depth": 0.5, "remat": 2},
 ]
 
 
@@ -143,6 +146,29 @@ def test_stochastic_depth_grows_linearly():
         np.testing.assert_allclose(rates, [0.5 * i / 6 for i in range(1, 7)])
     rates = [rate for stack in model.segments[1::2] for rate in stack.stochastic_depth]
     np.testing.assert_allclose(rates, [i / 12 for i in (2, 3, 5, 6)])
+
+
+def test_decay_falls_linearly(tmp_path):
+    """In unit l of L the factor on x is `1 - (1 - last) l / L`, in copies and files too. A
+    network with another decay has the same weights.
+    """
+    model, single = (
+        network(shortcut=kp.shortcuts.DecayedIdentity(0.4), stacked=stacked)
+        for stacked in (True, False)
+    )
+    want = 1 - 0.6 * np.arange(1, 7) / 6
+    model.save(tmp_path / "model.keras")
+    copies = [model, single, kp.models.unstack(model), kp.models.stack(single)]
+    for each in (*copies, keras.saving.load_model(tmp_path / "model.keras")):
+        factors = [unit.h.factor for unit in each.copy_units()]
+        np.testing.assert_allclose(factors, want)
+    assert [segment.shortcut_factors for segment in model.segments[1::2]] == [
+        [single.segments[i].h.factor for i in units] for units in ([1, 2], [4, 5])
+    ]
+    changed = kp.models.changed_copy(model, shortcut=kp.shortcuts.DecayedIdentity(1.0))
+    assert {unit.h.factor for unit in changed.copy_units()} == {1.0}
+    fixed = network(shortcut=kp.shortcuts.DecayedIdentity(factor=0.7))
+    assert {unit.h.factor for unit in fixed.copy_units()} == {0.7}
 
 
 # Round trips

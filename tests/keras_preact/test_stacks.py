@@ -402,6 +402,16 @@ def stack_units(*units, **options):
     return kp.UnitStack.from_units([built(), *(units or [built(**options)])])
 
 
+def decayed(**options):
+    return kp.UnitStack(kp.ResidualUnit(4, shortcut="decayed_identity"), 3, **options)
+
+
+def other_factors():
+    stack = decayed(shortcut_factors=[0.5] * 3)
+    stack.build(IMAGES)
+    stack.load_units([built(shortcut=kp.shortcuts.DecayedIdentity(factor=0.9))] * 3)
+
+
 def partly_frozen():
     units = [built(), built(), built()]
     units[1].trainable = False
@@ -428,6 +438,10 @@ WRONG = [
     (lambda: stack_units(normalization="layer"), "'batch' and 'layer'"),
     (lambda: stack_units(dtype="mixed_bfloat16"), "dtype="),
     (lambda: stack_units(stochastic_depth=0.1), "stochastic_depth="),
+    (lambda: stack(shortcut_factors=[0.5] * 3), "a shortcut whose factor differs"),
+    (lambda: decayed(shortcut_factors=[0.5, 0.4]), "2 factors"),
+    (lambda: decayed().build(IMAGES), "a UnitStack `shortcut_factors`"),
+    (lambda: other_factors(), "units with [0.9, 0.9, 0.9], a stack with [0.5, 0.5, 0.5]"),
     (partly_frozen, "Freeze all units of a stack, or none"),
     (lambda: stack().unit(0), "built"),
     (lambda: kp.LayerStack(keras.layers.MultiHeadAttention(2, 4), 3), "takes query, value"),

@@ -44,6 +44,7 @@ LAYERS = (
     | {
         f"shortcut {name}": unit(arrangement="original", shortcut=name, strides=strides)
         for name in kp.SHORTCUTS
+        if name != "decayed_identity"  # a stack below has it
         for strides in (1, 2)
     }
     | {
@@ -55,6 +56,15 @@ LAYERS = (
             ("normalization", "group"),
             ("normalization", "layer"),
         ]
+    }
+    | {
+        "shortcut factors": (
+            lambda: kp.UnitStack(
+                kp.ResidualUnit(4, shortcut="decayed_identity"), 3, shortcut_factors=[0.9, 0.8, 0.7]
+            ),
+            IMAGES,
+            {},
+        )
     }
     | {f"downsampling {way}": unit(downsampling=way, strides=2) for way in ("average", "blur")}
     | {

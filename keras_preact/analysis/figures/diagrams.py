@@ -96,6 +96,11 @@ _ON_PATHS: dict[type, Callable[[Any], Texts]] = {
     shortcuts.Dropout: lambda h: ((f"dropout {h.rate:g}",), (), ()),
     shortcuts.ScaledResidual: lambda h: ((), ("* a",), ()),
     shortcuts.Orthogonal: lambda h: ((), ("\N{UP TACK} x",), ()),
+    shortcuts.DecayedIdentity: lambda h: (
+        ("* a_l" if h.factor is None else f"* {h.factor:g}",),
+        (),
+        (),
+    ),
 }
 
 #: Block to the network that has its errors in Table 2.

@@ -215,6 +215,7 @@ BOXES = {
     "dropout": (["dropout 0.5"], [], []),
     "none": ([], [], []),
     "scaled_residual": ([], ["* a"], []),
+    "decayed_identity": (["* a_l"], [], []),
     "orthogonal": ([], ["\N{UP TACK} x"], []),
 }
 

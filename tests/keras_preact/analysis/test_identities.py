@@ -75,6 +75,23 @@ def test_scaled_shortcuts_attenuate(factor, stacked):
     np.testing.assert_array_equal(path.survival, 1.0)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_decayed_shortcuts_attenuate(stacked):
+    """Gains between two units are products of the factors in between; those of a whole
+    network are in `expected_gain`.
+    """
+    model = network(20, shortcut=kp.shortcuts.DecayedIdentity(0.1), stacked=stacked)
+    path = kp.analysis.direct_path(model, harness.images(2, 8, 8, 2))
+    alphas = 1 - 0.9 * np.arange(1, 10) / 9
+    # stages of 3 units; the first of the second and third changes the shape
+    ends = [3, 3, 3, 3, 6, 6, 6, 9, 9, 9]
+    want = [alphas[i:end].prod() for i, end in enumerate(ends)]
+    np.testing.assert_allclose(path.gain, want, rtol=1e-5)
+    gain = kp.analysis.expected_gain(kp.shortcuts.DecayedIdentity(0.1), 9)
+    assert gain == pytest.approx(alphas.prod())
+    assert kp.analysis.expected_gain(kp.shortcuts.DecayedIdentity(factor=0.5), 3) == 0.5**3
+
+
 @pytest.mark.backend
 def test_dropout_shortcuts_let_few_entries_through():
     rate = 0.3
