@@ -131,11 +131,15 @@ FIXUP = Arrangement(
 )
 
 #: Name to `Arrangement` of a transformer's units; only the activation is between their two dense
-#: layers. Source: Fig. 1 of arXiv 2002.04745; `post_norm` is the order of arXiv 1706.03762.
+#: layers. Source: Fig. 1 of arXiv 2002.04745; `post_norm` is the order of arXiv 1706.03762,
+#: `peri_norm`, which also normalises F, that of Sec. 3 of arXiv 2502.02732.
 TRANSFORMER_ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     {
         "pre_norm": Arrangement(first=NORM, between=ACTIVATION, stem=(), head=NORM),
         "post_norm": Arrangement(between=ACTIVATION, after_addition=NORM, stem=()),
+        "peri_norm": Arrangement(
+            first=NORM, between=ACTIVATION, last=NORM, stem=(), head=NORM, projection=NORM
+        ),
     }
 )
 

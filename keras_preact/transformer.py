@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_preact import _checks, blocks, initializers
+from keras_preact import _checks, blocks, initializers, shortcuts
 from keras_preact._frozen import HoldsLayers
 from keras_preact._objects import in_config
 from keras_preact.arrangements import Arrangement
@@ -19,8 +19,9 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
         width: Features of a token.
         num_heads: Number of attention heads; divides `width`.
         arrangement: `"pre_norm"` (as above: nothing is on the path from x to the output),
-            `"post_norm"` (`LN(x + F(x))`, as in the first transformers), or an
-            `Arrangement`.
+            `"post_norm"` (`LN(x + F(x))`, as in the first transformers), `"peri_norm"`
+            (`x + LN(F(LN(x)))`, arXiv 2502.02732), or an `Arrangement`.
+        shortcut: h of both units, see `ResidualUnit`.
         mlp: `"swiglu"` (arXiv 2002.05202), or the activation of an MLP of two dense
             layers.
         hidden: Width inside the MLP. None: `4 * width`; with `"swiglu"` it is
@@ -63,6 +64,7 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
         *,
         num_heads: int,
         arrangement: str | Arrangement = "pre_norm",
+        shortcut: str | shortcuts.Shortcut = "identity",
         mlp="gelu",
         hidden: int | None = None,
         normalization: str | keras.Layer = "layer",
@@ -78,6 +80,7 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
     ):
         super().__init__(**kwargs)
         kernel = "glorot_normal" if kernel_initializer is None else kernel_initializer
+        self.h = shortcuts.get(shortcut)
         self.seed = _checks.plain(seed)
         self.kernel_initializer = initializers.seeded(keras.initializers.get(kernel), seed)
         self.bias_initializer = initializers.seeded(keras.initializers.get(bias_initializer), seed)
@@ -86,6 +89,7 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
             return ResidualUnit(
                 width,
                 arrangement=arrangement,
+                shortcut=self.h.at(name),
                 normalization=normalization,
                 dropout=dropout,
                 dropout_at="before_addition",
@@ -143,6 +147,7 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
             "mlp": "swiglu" if gated else chains.activation_config(mlp.activation),
             "hidden": mlp.block.hidden,
             **{key: config[key] for key in shared},
+            "shortcut": in_config(self.h),
             "bias_initializer": in_config(self.bias_initializer),
             "kernel_initializer": in_config(self.kernel_initializer),
             "seed": self.seed,

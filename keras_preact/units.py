@@ -38,8 +38,8 @@ class ResidualUnit(HoldsLayers):
             (3x3, 3x3), `"bottleneck"` (1x1, 3x3, 1x1), `"single"` (one 3x3: the 1-layer
             skip of Table 3) and `"dense"` (two dense layers, for vectors). For a
             transformer they are `"attention"`, `"mlp"` and `"swiglu"`; use these with
-            the arrangements `"pre_norm"` and `"post_norm"`, and a normalisation other
-            than `"batch"`.
+            the arrangements `"pre_norm"`, `"post_norm"` and `"peri_norm"`, and a
+            normalisation other than `"batch"`.
         strides: Stride of the unit. A unit changes the shape if its strides are above
             1, if its block has dilation instead of strides, or if it returns another
             number of channels than it gets.

@@ -502,6 +502,8 @@ class TransformerUnit:
     normalization: str = "layer"
     mlp: str = "gelu"
     causal: bool = False
+    shortcut: str = "identity"
+    factors: tuple = (0.5, 0.5)
 
     def __call__(self, x):
         y = self.residual(
@@ -512,12 +514,18 @@ class TransformerUnit:
         return y, self.residual(y, self.mlp_weights, lambda x, w: mlp(x, w, kind=self.mlp))
 
     def residual(self, x, weights, branch):
-        """`x + F(LN(x))`, or `LN(x + F(x))`."""
+        """`h(x) + F(LN(x))`, `LN(h(x) + F(x))`, or `h(x) + LN(F(LN(x)))`."""
         weights = {path: np.asarray(value, "float64") for path, value in weights.items()}
         norm = NORMS[self.normalization]
-        if self.arrangement == "pre_norm":
-            return x + branch(norm(x, below(weights, "branch/norm_0")), below(weights, "branch"))
-        return norm(x + branch(x, below(weights, "branch")), below(weights, "after_addition/norm"))
+        h = Unit(weights, x.shape[-1], block="dense", shortcut=self.shortcut, factors=self.factors)
+        if self.arrangement == "post_norm":
+            total = h.add(x, branch(x, below(weights, "branch")))
+            return norm(total, below(weights, "after_addition/norm"))
+        residual = branch(norm(x, below(weights, "branch/norm_0")), below(weights, "branch"))
+        if self.arrangement == "peri_norm":  # attention is one weight, an MLP two
+            of_mlp = below(weights, "branch/norm_2")
+            residual = norm(residual, of_mlp or below(weights, "branch/norm_1"))
+        return h.add(x, residual)
 
 
 def patches(x, size):
@@ -552,6 +560,6 @@ class Transformer:
             own = (below(weights, f"layer{layer}_{name}") for name in ("attention", "mlp"))
             self.outputs += TransformerUnit(*own, **self.options)(x)
             x = self.outputs[-1]
-        if self.options.get("arrangement", "pre_norm") == "pre_norm":
+        if self.options.get("arrangement", "pre_norm") != "post_norm":
             x = NORMS[self.options.get("normalization", "layer")](x, below(weights, "head_norm"))
         return projected(x.mean(1), weights, "head_classifier")

@@ -71,6 +71,7 @@ class TransformerOptions(TypedDict, total=False):
     name: str | None
     # of every unit
     arrangement: str | Arrangement
+    shortcut: str | Shortcut
     mlp: str | Callable | keras.Layer
     hidden: int | None
     normalization: str | keras.Layer

@@ -112,8 +112,8 @@ class TransformerNetwork(base.UnitNetwork):
         mean, std, data_format, dtype, name: See `ResidualNetwork`.
         stochastic_depth: Rate of the last unit; unit l of L has `l / L` times this rate.
             None: no stochastic depth.
-        **unit_options: Options of `TransformerUnit`: arrangement, mlp, hidden, normalization,
-            dropout, causal, use_bias, bias_initializer, kernel_initializer.
+        **unit_options: Options of `TransformerUnit`: arrangement, shortcut, mlp, hidden,
+            normalization, dropout, causal, use_bias, bias_initializer, kernel_initializer.
 
     Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`.
 
@@ -225,12 +225,15 @@ def _make_units(template: TransformerUnit, depth: int, kernel) -> list[ResidualU
     for layer in range(1, depth + 1):
         for unit in template.units:
             name = f"layer{layer}_{unit.name}"
-            rate = None if last_rate is None else last_rate * (len(units) + 1) / (2 * depth)
-            units.append(
-                unit.at(
-                    name, kernel_initializer=initializers.spawn(kernel, name), stochastic_depth=rate
-                )
+            index = len(units) + 1
+            rate = None if last_rate is None else last_rate * index / (2 * depth)
+            own = unit.at(
+                name,
+                shortcut=unit.h.of_unit(index, 2 * depth),
+                kernel_initializer=initializers.spawn(kernel, name),
+                stochastic_depth=rate,
             )
+            units.append(own)
     return units
 
 

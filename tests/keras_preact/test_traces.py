@@ -121,6 +121,12 @@ class Scaled(keras.layers.Layer):
 LAYERS = {
     "own": (lambda: Scaled(name="own1"), (2, 3)),
     "transformer": (lambda: kp.TransformerUnit(4, num_heads=2), (2, 5, 4)),
+    "scaled": (
+        lambda: kp.TransformerUnit(
+            4, num_heads=2, shortcut=kp.shortcuts.ScaledResidual(0.1, per_channel=True)
+        ),
+        (2, 5, 4),
+    ),
     "keras": (lambda: keras.layers.LayerNormalization(), (2, 6)),
 }
 
@@ -131,6 +137,7 @@ LAYERS = {
         pytest.param("own", {"remat": 2}, marks=pytest.mark.backend),
         ("own", {"execution": "loop"}),
         ("transformer", {}),
+        ("scaled", {}),
         ("keras", {"unroll": 2}),
     ],
     ids=str,

@@ -22,6 +22,8 @@ numpy = harness.numpy
 
 
 def unit_on(x, seed=0, **options):
+    if options.get("shortcut") == "decayed_identity":
+        options["shortcut"] = kp.shortcuts.DecayedIdentity(factor=0.5)
     unit = TransformerUnit(x.shape[-1], num_heads=HEADS, **options)
     unit.build(x.shape)
     harness.randomize(unit, seed)
@@ -45,6 +47,9 @@ OPTIONS = [
     ),
     {"normalization": "rms", "mlp": "swiglu", "causal": True, "use_bias": False},
     {"normalization": "rms", "arrangement": "post_norm", "mlp": "relu", "hidden": 7},
+    {"arrangement": "peri_norm", "mlp": "swiglu", "shortcut": "orthogonal"},
+    {"arrangement": "peri_norm", "normalization": "rms"},
+    *({"shortcut": name} for name in kp.SHORTCUTS if name != "identity"),
 ]
 
 
@@ -56,12 +61,12 @@ def test_unit(options):
     assert unit.compute_output_shape(x.shape) == x.shape
     between, after = reference_of(unit, **options)(x)
     harness.close(numpy(unit.attention(x)), between)
-    for training in (False, True):
+    for training in (False, *[True] * (options.get("shortcut") != "dropout")):  # it is random
         harness.close(numpy(unit(x, training=training)), after)
 
 
 @pytest.mark.backend
-@pytest.mark.parametrize("options", [OPTIONS[3], OPTIONS[4]], ids=harness.label)
+@pytest.mark.parametrize("options", [OPTIONS[3], OPTIONS[4], OPTIONS[6]], ids=harness.label)
 def test_gradients(options):
     """Compare with central differences of the NumPy unit, in a random direction for x and
     for every weight.
@@ -193,12 +198,30 @@ def test_stochastic_depth_grows_with_the_unit():
     np.testing.assert_array_equal(numpy(model(x)), numpy(network()[0](x)))
 
 
+def test_decay_falls_with_the_unit():
+    """Attention and MLP are two units."""
+    model = network(shortcut=kp.shortcuts.DecayedIdentity(0.6))[0]
+    np.testing.assert_allclose([unit.h.factor for unit in model.units], [0.9, 0.8, 0.7, 0.6])
+
+
+def test_masks_of_attention_and_mlp_differ():
+    unit = TransformerUnit(12, num_heads=HEADS, shortcut=kp.shortcuts.Dropout(seed=1))
+    x = np.ones(SHAPE, "float32")
+    masks = [numpy(each.trace(x, training=True).shortcut) for each in unit.units]
+    assert not np.array_equal(*masks)
+
+
 @pytest.mark.backend
-def test_files_precision_and_formats(tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [{"mlp": "swiglu"}, {"arrangement": "peri_norm", "shortcut": "decayed_identity"}],
+    ids=str,
+)
+def test_files_precision_and_formats(options, tmp_path):
     def build(**more):
         if "data_format" in more:
             more["input_shape"] = NETWORKS["images, channels first"]["input_shape"]
-        return network(mlp="swiglu", hidden=9, dropout=0.2, std=3.0, name="a_name", **more)[0]
+        return network(hidden=9, dropout=0.2, std=3.0, name="a_name", **options, **more)[0]
 
     harness.check_model(build, tmp_path)
 
@@ -239,6 +262,8 @@ WRONG = [
     (lambda: network(patch_size=0), "patch_size=0"),
     (lambda: network(data_format="last"), "'last'"),
     (lambda: kp.UnitStack(heads(), 3), "TransformerUnit"),
+    (lambda: network(shortcut=kp.shortcuts.Orthogonal("map")), "an input of 3 dimensions"),
+    (lambda: heads(shortcut="decayed_identity")(np.zeros(SHAPE)), "DecayedIdentity(factor=...)"),
 ]
 
 
