@@ -1,5 +1,5 @@
-"""Weight initialisers: the released code's, delta-orthogonal, Fixup; and seeds for
-networks.
+"""Weight initialisers: the released code's, delta-orthogonal, Fixup, DeepNorm; and seeds
+for networks.
 """
 
 import hashlib
@@ -93,6 +93,10 @@ class _ForDepth(keras.initializers.Initializer):
     """The released He initialisation, except in branches, where it depends on the number
     of units in the network.
 
+    Attributes:
+        scales_scores: Whether query and key of attention are scaled, as the other
+            weights.
+
     Args:
         units: L, the number of units. None: the network sets it.
         seed: An integer for the same values every time; None for new ones.
@@ -104,11 +108,20 @@ class _ForDepth(keras.initializers.Initializer):
         self.units = units
         self.seed = seed
 
-    def __call__(self, shape, dtype=None):
-        return released_he(self.seed)(shape, dtype)
+    scales_scores = True
 
-    def of_branch(self, index: int, weights: int) -> keras.initializers.Initializer:
-        """Return the initialiser of weight `index` (1, 2, ...) of a branch."""
+    def __call__(self, shape, dtype=None):
+        return self.scaled(1.0)(shape, dtype)
+
+    def scaled(self, factor: float) -> keras.initializers.Initializer:
+        """Return the initialiser with this factor on the variance."""
+        scale = 2.0 * factor
+        return keras.initializers.VarianceScaling(scale, "fan_out", "untruncated_normal", self.seed)
+
+    def of_branch(self, index: int, weights: int, scores=False) -> keras.initializers.Initializer:
+        """Return the initialiser of weight `index` (1, 2, ...) of a branch; `scores` is
+        for query and key.
+        """
         units = self.units
         if units is None:
             name = type(self).__name__
@@ -116,10 +129,9 @@ class _ForDepth(keras.initializers.Initializer):
                 f"A unit by itself needs {name}(units=...), the number of units in its network. "
                 "Received: units=None"
             )
-        scale = 2.0 * self.variance_factor(index, weights, units)
-        if scale == 0:
-            return keras.initializers.Zeros()
-        return keras.initializers.VarianceScaling(scale, "fan_out", "untruncated_normal", self.seed)
+        is_scaled = self.scales_scores or not scores
+        factor = self.variance_factor(index, weights, units) if is_scaled else 1.0
+        return self.scaled(factor) if factor else keras.initializers.Zeros()
 
     @staticmethod
     def variance_factor(index: int, weights: int, units: int) -> float:
@@ -181,12 +193,42 @@ class DepthScaledHe(_ForDepth):
         return 1 / units if index == weights else 1.0
 
 
-def of_branch(initializer, index: int, weights: int) -> keras.initializers.Initializer:
+@keras.saving.register_keras_serializable("keras_preact")
+class DeepNorm(_ForDepth):
+    """Glorot's normal values times `(4 L) ** (-1 / 4)` in the branches of a transformer
+    of L units, except in query and key.
+
+    A layer of a transformer is two units. So this is the `(8 N) ** (-1 / 4)` of an
+    encoder or a decoder with N layers. `kp.models.DEEP_NORM` has the shortcut and the
+    arrangement that belong to it.
+
+    Args:
+        units: L. None: the network sets it.
+        seed: An integer for the same values every time; None for new ones.
+
+    Source: Fig. 2 of arXiv 2203.00555.
+    """
+
+    scales_scores = False
+
+    def scaled(self, factor):
+        return keras.initializers.VarianceScaling(
+            factor, "fan_avg", "untruncated_normal", self.seed
+        )
+
+    @staticmethod
+    def variance_factor(index: int, weights: int, units: int) -> float:
+        return (4 * units) ** -0.5
+
+
+def of_branch(
+    initializer, index: int, weights: int, scores: bool = False
+) -> keras.initializers.Initializer:
     """Return the initialiser of one weight of a branch. Only initialisers that depend
-    on the number of units differ between the weights.
+    on the number of units differ between the weights; `scores` is for query and key.
     """
     if isinstance(initializer, _ForDepth):
-        return initializer.of_branch(index, weights)
+        return initializer.of_branch(index, weights, scores)
     return initializer
 
 

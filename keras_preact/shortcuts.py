@@ -395,8 +395,8 @@ class ScaledResidual(Shortcut):
     >>> bool((keras.ops.convert_to_numpy(unit(x)) == x).all())
     True
 
-    Source: SkipInit, Sec. 4 of arXiv 2002.10444; ReZero, Eq. 1 of arXiv 2003.04887;
-        LayerScale, Sec. 2 of arXiv 2103.17239.
+    Source: SkipInit, arXiv 2002.10444; ReZero, Eq. 1 of arXiv 2003.04887; LayerScale,
+        Sec. 2 of arXiv 2103.17239.
     """
 
     initial: float = 0.0
@@ -523,6 +523,28 @@ class DecayedIdentity(Shortcut):
 
     def paths(self, x, residual, transformed):
         return ops.cast(self.factor, x.dtype) * x, residual
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class DeepNormScaling(Shortcut):
+    """`L^(1/4) x + F(x)` in a network of L units, each of which gets it as a
+    `ConstantScaling`.
+
+    A layer of a transformer is two units. So this is the `(2 N)^(1/4)` of an encoder or a
+    decoder with N layers. `kp.models.DEEP_NORM` has the arrangement and the initialiser
+    that belong to it.
+
+    Source: Fig. 2 of arXiv 2203.00555.
+    """
+
+    def of_unit(self, index, units):
+        return ConstantScaling(units**0.25, 1.0)
+
+    def layers(self, site):
+        raise ValueError(
+            "A unit by itself needs ConstantScaling(L ** 0.25, 1.0), with L, the number of units "
+            f"in its network. Received: {self!r}"
+        )
 
 
 #: Name to class; every class can be made without arguments. The first seven are Table 1's.

@@ -52,7 +52,7 @@ class SelfAttention(keras.Layer):
         def projection(name: str, index: int, initializer=None) -> keras.layers.Dense:
             if initializer is None:
                 own = initializers.spawn(kernel_initializer, name)
-                initializer = initializers.of_branch(own, index, 2)
+                initializer = initializers.of_branch(own, index, 2, name in ("query", "key"))
             return keras.layers.Dense(
                 filters,
                 use_bias=use_bias,

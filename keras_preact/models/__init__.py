@@ -3,6 +3,7 @@
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import fast_resnet, resnet_1d, resnet_cifar, wide_resnet
 from keras_preact.models.copies import changed_copy, reset_classifier, stack, unstack
+from keras_preact.models.deep_norm import DEEP_NORM
 from keras_preact.models.dense import dense_resnet
 from keras_preact.models.first_batch import expected_input
 from keras_preact.models.fixup import FIXUP

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.initializers import DeltaOrthogonal, DepthScaledHe, Fixup, released_he
+from keras_preact.initializers import (
+    DeepNorm,
+    DeltaOrthogonal,
+    DepthScaledHe,
+    Fixup,
+    released_he,
+)
 from tests.keras_preact import harness
 from tests.keras_preact.harness import kernels
 
@@ -169,7 +175,7 @@ def test_depth_scaled_he():
     check_deviations(unit, lambda path: 0.1 if "conv_3" in path else 1)
 
 
-@pytest.mark.parametrize("initializer", [Fixup, DepthScaledHe])
+@pytest.mark.parametrize("initializer", [Fixup, DepthScaledHe, DeepNorm])
 def test_a_unit_by_itself_does_not_know_the_depth(initializer):
     unit = kp.ResidualUnit(4, kernel_initializer=initializer())
     message = harness.error_of(lambda: unit.build((2, 5, 5, 4)))

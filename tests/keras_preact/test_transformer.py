@@ -171,6 +171,7 @@ def test_every_weight_draws_its_own_values():
         (kp.initializers.DepthScaledHe(units=100), 0.1, 1),
         (kp.initializers.Fixup(units=16), 0, 16**-0.5),
         (None, None, None),
+        (kp.initializers.DeepNorm(units=4), None, None),
     ],
     ids=harness.label,
 )
@@ -179,15 +180,44 @@ def test_initial_deviations(initializer, last, others):
         is_last = path.endswith(("attention_1/output/kernel", "mlp/branch/dense_2/kernel"))
         want = (
             np.sqrt(2 / sum(value.shape))
-            if initializer is None
+            if others is None
             else (last if is_last else others) * np.sqrt(2 / value.shape[1])
         )
+        if initializer is not None and others is None:  # DeepNorm: two layers, beta = 16^(-1/4)
+            want *= 1.0 if "query" in path or "key" in path else 0.5
         np.testing.assert_allclose(value.std(), want, 0.1, err_msg=path)
 
 
 def test_initializers_know_the_number_of_units():
     model = network(depth=3, kernel_initializer=kp.initializers.DepthScaledHe())[0]
     assert {unit.kernel_initializer.units for unit in model.units} == {6}
+
+
+@pytest.mark.backend
+def test_deep_norm(tmp_path):
+    """LN(alpha x + F(x)) with alpha = (2 N)^(1/4) for N layers, also in files; the branch
+    starts with beta = (8 N)^(-1/4).
+    """
+    model, x = network(depth=3, **kp.models.DEEP_NORM)
+    options = {"heads": HEADS, "arrangement": "post_norm", "shortcut": "constant_scaling"}
+    options["factors"] = (6**0.25, 1.0)
+    expected = reference.Transformer(harness.weights(model), 3, 2, options)
+    harness.close(numpy(model(x)), expected(x))
+    model.save(tmp_path / "model.keras")
+    copy = keras.saving.load_model(tmp_path / "model.keras")
+    assert copy.get_config() == model.get_config()
+    np.testing.assert_array_equal(numpy(copy(x)), numpy(model(x)))
+    wide = {"width": 64, "num_heads": 4, "input_shape": (8, 8, 1), "patch_size": 2}
+    new = harness.kernels(kp.models.transformer(2, **wide, **kp.models.DEEP_NORM))
+    stds = [
+        new[f"layer1_{path}/kernel"].std() / np.sqrt(2 / size)
+        for path, size in (
+            ("attention/branch/attention_1/query", 128),
+            ("attention/branch/attention_1/value", 128),
+            ("mlp/branch/dense_1", 64 + 256),
+        )
+    ]
+    np.testing.assert_allclose(stds, [1, 0.5, 0.5], rtol=0.05)
 
 
 def test_stochastic_depth_grows_with_the_unit():
@@ -262,6 +292,11 @@ WRONG = [
     (lambda: network(patch_size=0), "patch_size=0"),
     (lambda: network(data_format="last"), "'last'"),
     (lambda: kp.UnitStack(heads(), 3), "TransformerUnit"),
+    (lambda: heads(**kp.models.DEEP_NORM)(np.zeros(SHAPE)), "needs DeepNorm(units=...)"),
+    (
+        lambda: heads(shortcut=kp.shortcuts.DeepNormScaling())(np.zeros(SHAPE)),
+        "ConstantScaling(L ** 0.25, 1.0)",
+    ),
     (lambda: network(shortcut=kp.shortcuts.Orthogonal("map")), "an input of 3 dimensions"),
     (lambda: heads(shortcut="decayed_identity")(np.zeros(SHAPE)), "DecayedIdentity(factor=...)"),
 ]
