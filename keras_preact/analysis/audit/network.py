@@ -144,9 +144,11 @@ class Network:
         """Return a unit's name in `ARRANGEMENTS`, or in `TRANSFORMER_ARRANGEMENTS`."""
         shared, branch = self.order(unit.shared), self.order(unit.branch)
         if self.per_token:  # branches of transformers differ between their weights
-            for name, row in TRANSFORMER_ARRANGEMENTS.items():
-                start = branch[: len(row.first)]
-                if shared == list(row.after_addition) and start == list(row.first):
+            rows = TRANSFORMER_ARRANGEMENTS.items()
+            for name, row in sorted(rows, key=lambda each: -len(each[1].last)):
+                start, end = branch[: len(row.first)], branch[len(branch) - len(row.last) :]
+                found = tuple(map(tuple, (shared, start, end)))
+                if found == (row.after_addition, row.first, row.last):
                     return name
             return None
         order = [*shared, *branch]

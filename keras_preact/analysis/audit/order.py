@@ -15,7 +15,7 @@ from keras_preact.analysis.audit.report import AuditFinding, Status, listed, sho
 from keras_preact.arrangements import ARRANGEMENTS
 
 #: Recommended orders of a branch: in residual networks and in transformers.
-RECOMMENDED = ("full_preactivation", "pre_norm")
+RECOMMENDED = ("full_preactivation", "pre_norm", "peri_norm")
 
 #: What to do if the shortcuts of a network start after an activation by design.
 FULL_PREACTIVATION = (

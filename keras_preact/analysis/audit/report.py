@@ -56,8 +56,9 @@ class Audit:
 
     Args:
         model: Name of the model.
-        arrangement: Arrangement of most units: a name in `kp.ARRANGEMENTS`,
-            `"post_norm"` or `"pre_norm"` in a transformer, None for any other order.
+        arrangement: Arrangement of most units: a name in `kp.ARRANGEMENTS`, in a
+            transformer one of `kp.arrangements.TRANSFORMER_ARRANGEMENTS`, None for any
+            other order.
         depth: Number of weight layers that are not on shortcuts.
         units: Number of residual units.
         findings: One finding per check.

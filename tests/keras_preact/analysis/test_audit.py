@@ -465,6 +465,15 @@ def test_stacks_are_found_as_single_units_are():
     assert results[0].depth == results[1].depth == 20
 
 
+def test_peri_norm():
+    model = kp.models.transformer(
+        2, width=16, input_shape=(8, 8, 3), patch_size=2, arrangement="peri_norm"
+    )
+    result = audit(model, IMAGES)
+    assert result.arrangement == "peri_norm"
+    assert {finding.status for finding in result.findings} == {Status.PASS}
+
+
 def encoder(normalize_first):
     """A transformer of keras-hub's layers on tokens."""
     hub = pytest.importorskip("keras_hub").layers

@@ -75,6 +75,15 @@ def test_scaled_shortcuts_attenuate(factor, stacked):
     np.testing.assert_array_equal(path.survival, 1.0)
 
 
+@pytest.mark.parametrize("shortcut", harness.IDENTITIES)
+def test_identities_let_everything_through(shortcut):
+    """What happens to F(x) before the addition is not on the direct path."""
+    model = network(14, shortcut=shortcut)
+    gain = kp.analysis.direct_path(model, harness.images(2, 8, 8, 2)).gain
+    np.testing.assert_allclose(gain, 1, rtol=1e-5)
+    assert kp.analysis.expected_gain(shortcut, 2) == 1
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_decayed_shortcuts_attenuate(stacked):
     """Gains between two units are products of the factors in between; those of a whole
