@@ -138,6 +138,22 @@ def test_a_new_network_with_scaled_residuals(stacked):
         np.testing.assert_array_equal(output, first)
 
 
+@pytest.mark.backend
+def test_factors_in_a_stack():
+    """Output and gradient equal those of single units, also where they are recomputed."""
+    unit = kp.ResidualUnit(5, block="dense", shortcut="decayed_identity")
+    stack = kp.UnitStack(unit, 3, shortcut_factors=[0.9, 0.5, 0.1], remat=2)
+    x, cotangent = harness.images(3, 5), harness.images(3, 5, seed=2)
+    stack.build(x.shape)
+    harness.randomize(stack)
+    chain = keras.Sequential([keras.Input((5,)), *(stack.unit(i) for i in range(3))])
+    assert [each.h.factor for each in chain.layers] == [0.9, 0.5, 0.1]
+    value, on_x, _ = harness.value_and_grad(stack, x, cotangent)
+    want, want_on_x, _ = harness.value_and_grad(chain, x, cotangent)
+    np.testing.assert_allclose(value, want, 1e-5)
+    np.testing.assert_allclose(on_x, want_on_x, 1e-4, 1e-5)
+
+
 def test_decay_of_the_scale():
     """It is decayed as any weight, and a word excludes it."""
     unit = kp.ResidualUnit(4, shortcut=kp.shortcuts.ScaledResidual(1.0))
@@ -228,13 +244,7 @@ def expected(feature: str) -> dict[str, np.ndarray]:
     return FEATURES[feature](network("float32", False))
 
 
-@pytest.mark.parametrize(
-    "feature",
-    [
-        pytest.param(name, marks=pytest.mark.backend if name == "training" else ())
-        for name in FEATURES
-    ],
-)
+@pytest.mark.parametrize("feature", FEATURES)
 def test_features_of_stacks(feature):
     got = FEATURES[feature](network("float32", True))
     features.check(feature, got, expected(feature), "float32")

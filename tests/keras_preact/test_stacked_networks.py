@@ -56,7 +56,6 @@ OPTIONS = [
     {"shortcut": "conv1x1", "shape_shortcut": "projection", "remat": 2},
     {"execution": "loop", "stochastic_depth": 0.5},
     {"shortcut": "scaled_residual"},
-    {"shortcut": kp.shortcuts.Orthogonal("map"), "data_format": "channels_last"},
     {"shortcut": "decayed_identity", "stochastic_depth": 0.5, "remat": 2},
 ]
 
