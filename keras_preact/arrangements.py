@@ -132,7 +132,7 @@ FIXUP = Arrangement(
 
 #: Name to `Arrangement` of a transformer's units; only the activation is between their two dense
 #: layers. Source: Fig. 1 of arXiv 2002.04745; `post_norm` is the order of arXiv 1706.03762,
-#: `peri_norm`, which also normalises F, that of Sec. 3 of arXiv 2502.02732.
+#: `peri_norm`, which also normalises F, that of arXiv 2502.02732.
 TRANSFORMER_ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     {
         "pre_norm": Arrangement(first=NORM, between=ACTIVATION, stem=(), head=NORM),

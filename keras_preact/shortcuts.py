@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_preact import _checks, initializers
 from keras_preact._objects import from_table, in_config
-from keras_preact.layers import chains, spatial
+from keras_preact.layers import chains, spatial, streams
 from keras_preact.layers.components import Weights
 
 #: Settings in older configurations of shortcuts, which were layers: those of every layer, and those
@@ -28,7 +28,8 @@ class Site:
     Args:
         rank: Number of dimensions of x, with the batch.
         channels: Number of channels of F(x).
-        strides: Strides of a shortcut that `projects`; 1 for the others.
+        strides: Strides of a shortcut that `projects` or has several streams; 1 for the
+            others.
         weights: The settings of the unit's weights.
         seed: Seed of masks; None for a random one.
     """
@@ -78,6 +79,8 @@ class Shortcut:
     `seed` gets other values in each unit.
 
     Attributes:
+        streams: Number of residual streams, n. If there are several, x has n times the
+            channels, one stream after the other.
         place: Part of the paths of its weights.
         gated: Whether it has a gate with an initial bias, its option `bias`.
         reads_input: Whether it reads x at all.
@@ -109,6 +112,7 @@ class Shortcut:
     (2, 8, 8, 16)
     """
 
+    streams: ClassVar[int] = 1
     place: ClassVar[str] = "shortcut"
     gated: ClassVar[bool] = False
     reads_input: ClassVar[bool] = True
@@ -126,15 +130,26 @@ class Shortcut:
         """
         return []
 
+    def reads(self, x, transformed):
+        """Return what the branch reads, for a shortcut with several streams.
+
+        Args:
+            x: The streams of the unit's input, a list.
+            transformed: Output of `layers` for the unit's input, in any form.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `reads(x, transformed)`.")
+
     def paths(self, x, residual, transformed) -> tuple:
         """Return the two tensors that are added: one from the shortcut, or None if
-        there is no shortcut, and one from the branch.
+        there is no shortcut, and one from the branch. With several streams, x and both
+        results are lists of streams.
 
         Args:
             x: The input of the shortcut. It has the shape of F(x), unless the shortcut
                 `projects`.
             residual: F(x).
-            transformed: Output of `layers`, in any form; x itself without layers.
+            transformed: Output of `layers`, in any form; x itself without layers. With
+                several streams, what `reads` received.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define `paths(x, residual, transformed)`."
@@ -183,25 +198,42 @@ class ShortcutLayers(keras.Layer):
 
     Args:
         shortcut: The shortcut.
-        layers: The result of its `layers`.
-        dtype: Policy of the unit.
+        site: Its place.
     """
 
-    def __init__(self, shortcut: Shortcut, layers: list[keras.Layer], dtype: Any):
-        super().__init__(name=shortcut.place, dtype=dtype)
+    def __init__(self, shortcut: Shortcut, site: Site):
+        super().__init__(name=shortcut.place, dtype=site.dtype)
         self.of = shortcut
-        self.transform = layers  # files of weights contain this name
+        self.axis = site.axis
+        self.transform = shortcut.layers(site)  # files of weights contain this name
 
     def build(self, input_shape):
         if self.transform:
             shape = chains.build_chain(self.transform[:-1], input_shape)
             self.transform[-1].build(shape)  # its output may be several tensors
 
-    def paths(self, x, residual, training=None, factor=None) -> tuple:
-        """Return what `Shortcut.paths` returns. A `factor` replaces the shortcut's own."""
+    def read(self, x, training=None) -> tuple:
+        """Return what the branch reads, and with several streams the output of the layers,
+        which `paths` takes.
+        """
+        if self.of.streams == 1:
+            return x, None
+        transformed = chains.run_chain(self.transform, x, training)
+        return self.of.reads(self._split(x), transformed), transformed
+
+    def paths(self, x, residual, transformed=None, training=None, factor=None) -> tuple:
+        """Return what `Shortcut.paths` returns, with the streams in one tensor. A `factor`
+        replaces the shortcut's own.
+        """
         of = self.of if factor is None else self.of.with_factor(factor)
-        given = {"x": x, "residual": residual, "both": (x, residual)}[self.of.transforms]
-        return of.paths(x, residual, chains.run_chain(self.transform, given, training))
+        if of.streams == 1:
+            given = {"x": x, "residual": residual, "both": (x, residual)}[of.transforms]
+            return of.paths(x, residual, chains.run_chain(self.transform, given, training))
+        paths = of.paths(self._split(x), residual, transformed)
+        return tuple(ops.concatenate(path, self.axis) for path in paths)
+
+    def _split(self, x) -> list:
+        return streams.split(x, self.of.streams, self.axis)
 
 
 def add(shortcut, residual):
@@ -451,7 +483,7 @@ class Orthogonal(Shortcut):
             tokens have none, because they would see later tokens.
         epsilon: Keeps the quotient finite where x is 0.
 
-    Source: Sec. 3 of arXiv 2505.11881, feature-wise and global.
+    Source: arXiv 2505.11881, feature-wise and global.
     """
 
     over: str = "channels"
@@ -495,7 +527,7 @@ class DecayedIdentity(Shortcut):
     >>> [round(unit.h.factor, 3) for unit in model.units][:4]
     [0.958, 0.917, 0.875, 0.833]
 
-    Source: Sec. 3 of arXiv 2404.10947, where it helps generative pre-training.
+    Source: arXiv 2404.10947, where it helps generative pre-training.
     """
 
     last: float = 0.6
@@ -547,6 +579,108 @@ class DeepNormScaling(Shortcut):
         )
 
 
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
+class HyperConnections(Shortcut):
+    """`H_res X + h_post F(h_pre X)`: X is a state of several residual streams that the
+    unit mixes, instead of one x.
+
+    The branch reads one mix of the streams (h_pre), its output is added to all of them
+    (h_post), and the shortcut mixes them among themselves (H_res). The coefficients are
+    computed for each pixel or token, in float32: X divided by its root mean square over
+    all channels of all streams, a linear map, three trained scalars that start at 0.01,
+    for h_pre, h_post and H_res, and a trained bias. Then h_pre = sigmoid(...) and
+    h_post = 2 sigmoid(...).
+
+    A network copies the output of its stem into the streams, and takes their mean before
+    its head. At the start it computes what the network with one stream computes: the
+    linear map is 0, h_pre sums to 1, and the other coefficients are about those of an
+    identity shortcut. In training the streams become different, because no two have the
+    same share in h_pre; a seed of the unit's kernels picks the largest.
+
+    x and the output of a unit have `streams` times the channels, stream after stream. A
+    unit that changes the shape does so with each stream by itself, and starts from the
+    raw X, whatever `activate_shape_shortcut` is. f also acts on each stream by itself. So
+    all other weights have the shapes of a network with one stream.
+
+    Args:
+        streams: Number of streams, n: 2 or more.
+        constraint: What H_res can be. `"none"`: any matrix (hyper-connections).
+            `"sinkhorn"`: doubly stochastic up to the error of 20 rounds of Sinkhorn and
+            Knopp (mHC). `"permutations"`: exactly doubly stochastic, a mean of the n!
+            permutation matrices, for 4 streams or fewer (mHC-lite).
+        coefficients: `"pixel"`, or `"map"` for the same coefficients at all pixels of a
+            map, computed from its mean; not for vectors and tokens.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> unit = kp.ResidualUnit(16, shortcut=kp.shortcuts.HyperConnections(constraint="none"))
+    >>> tuple(unit(np.zeros((2, 8, 8, 4 * 16), "float32")).shape)
+    (2, 8, 8, 64)
+    >>> model = kp.models.resnet_cifar(8, shortcut="hyper_connections", input_shape=(8, 8, 1))
+    >>> tuple(model.unit_outputs[0].shape), model.output_shape
+    ((None, 8, 8, 64), (None, 10))
+
+    Source: Eq. 7 to 9 of arXiv 2512.24880 (mHC), for every constraint. arXiv 2601.05732
+        (mHC-lite) for `"permutations"`. The first paper, arXiv 2409.19606 (Eq. 1 to 14),
+        normalises each stream by itself, bounds the linear maps by tanh and does not bound
+        h_pre and h_post. Here only H_res differs between the constraints, and there is no
+        tanh: networks with and without it are equally good there (Table 1).
+    """
+
+    streams: int = 4  # type: ignore[misc]
+    constraint: str = "sinkhorn"
+    coefficients: str = "pixel"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.positive_int(self.streams, "streams")
+        _checks.one_of(self.constraint, streams.CONSTRAINTS, "constraint")
+        _checks.one_of(self.coefficients, ("pixel", "map"), "coefficients")
+        if self.streams == 1:
+            raise ValueError(
+                "Hyper-connections need 2 streams or more; a unit with one has "
+                "shortcut='identity'. Received: streams=1"
+            )
+        if self.constraint == "permutations" and self.streams > 4:
+            raise ValueError(
+                f"constraint='permutations' has a weight for each of the {self.streams}! "
+                "permutations: use 4 streams or fewer, or 'sinkhorn'. Received: "
+                f"streams={self.streams}"
+            )
+
+    def layers(self, site):
+        if self.coefficients == "map" and site.rank != 4:
+            raise ValueError(
+                "coefficients='map' needs maps, and would let a token see later ones: use "
+                f"'pixel'. Received: an input of {site.rank} dimensions"
+            )
+        seed = initializers.seed_of(site.weights.kernel_initializer)
+        return [
+            streams.Coefficients(
+                self.streams,
+                self.constraint,
+                self.coefficients,
+                site.strides,
+                site.weights.data_format,
+                site.weights.kernel_regularizer,
+                None if seed is None else initializers.derive_seed(seed, "shortcut"),
+                name="coefficients",
+                dtype=site.dtype,
+            )
+        ]
+
+    def reads(self, x, transformed):
+        return streams.mixed(transformed[0], x)
+
+    def paths(self, x, residual, transformed):
+        _, post, rows = transformed
+        placed = [streams.mixed([coefficient], [residual]) for coefficient in post]
+        return [streams.mixed(row, x) for row in rows], placed
+
+
 #: Name to class; every class can be made without arguments. The first seven are Table 1's.
 SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType(
     {
@@ -560,6 +694,7 @@ SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType(
         "scaled_residual": ScaledResidual,
         "orthogonal": Orthogonal,
         "decayed_identity": DecayedIdentity,
+        "hyper_connections": HyperConnections,
     }
 )
 

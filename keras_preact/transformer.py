@@ -119,10 +119,11 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
         return [self.attention, self.mlp]
 
     def build(self, input_shape):
-        if input_shape[-1] != self.attention.filters:
+        width = self.attention.filters * self.h.streams
+        if input_shape[-1] != width:
             raise ValueError(
-                "A token must have as many features as the unit's width, "
-                f"{self.attention.filters}. Received: an input of shape "
+                "A token must have as many features as the unit's width, times its streams if it "
+                f"has several: {width}. Received: an input of shape "
                 f"{tuple(input_shape)}"
             )
         for unit in self.units:

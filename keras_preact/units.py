@@ -19,7 +19,7 @@ from keras_preact import downsampling as downsamplings
 from keras_preact._frozen import HoldsLayers
 from keras_preact._objects import in_config
 from keras_preact.backend import keras_private
-from keras_preact.layers import chains, spatial
+from keras_preact.layers import chains, spatial, streams
 from keras_preact.layers.components import Components, Weights
 
 
@@ -95,7 +95,8 @@ class ResidualUnit(HoldsLayers):
         blocks; `(batch, tokens, features)` for attention.
 
     Output: the same with `ceil(height / strides)`, `ceil(width / strides)` and
-        `filters * expansion` channels.
+        `filters * expansion` channels. With several residual streams, input and output
+        have that many times the channels (`kp.shortcuts.HyperConnections`).
 
     The layers exist after `build`, because they depend on the number of input channels.
 
@@ -204,12 +205,14 @@ class ResidualUnit(HoldsLayers):
         # dilation takes the place of strides: the unit has the weights of the unit with strides
         dilated = getattr(self.block, "dilated_strides", 1)
         changes_shape = self.strides * dilated > 1 or channels != self.channels_out
-        self._shortcut_is_activated = changes_shape and self.activate_shape_shortcut
+        several = self.h.streams > 1
+        self._shortcut_is_activated = changes_shape and self.activate_shape_shortcut and not several
+        stream_shape = spatial.strided_shape(input_shape, 1, self.data_format, channels)
 
         # F. Files of weights contain the names of these attributes.
         with keras.name_scope("branch"):
             self.first = self.components.make(self.arrangement.first, axis, channels, "{}_0")
-            shape = chains.build_chain(self.first, input_shape)
+            shape = chains.build_chain(self.first, stream_shape)
             self.rest = self.block.branch(self, axis)
             shape = chains.build_chain(self.rest, shape)
             self.drop = None
@@ -223,16 +226,16 @@ class ResidualUnit(HoldsLayers):
         # h, after the layers that give x the shape of F(x)
         with keras.name_scope("projection"):
             self.shape_change, strides = self._before_h(axis) if changes_shape else ([], 1)
-            changed = chains.build_chain(self.shape_change, input_shape)
+            changed = chains.build_chain(self.shape_change, stream_shape)
         site = shortcuts.Site(
             rank=len(input_shape),
             channels=self.channels_out,
-            strides=strides,
+            strides=self.strides if several else strides,
             weights=self.weight_settings,
             seed=self.seed_at("shortcut"),
         )
-        self.shortcut = shortcuts.ShortcutLayers(self.h, self.h.layers(site), self.dtype_policy)
-        self.shortcut.build(changed)
+        self.shortcut = shortcuts.ShortcutLayers(self.h, site)
+        self.shortcut.build(input_shape if several else changed)
 
         # f
         with keras.name_scope("after_addition"):
@@ -248,11 +251,13 @@ class ResidualUnit(HoldsLayers):
 
     @property
     def channels_out(self) -> int:
+        """Number of channels of F(x), and of every stream of the output."""
         return self.filters * self.block.expansion
 
     def compute_output_shape(self, input_shape):
         self._check_input(input_shape)
-        return spatial.strided_shape(input_shape, self.strides, self.data_format, self.channels_out)
+        channels = self.channels_out * self.h.streams
+        return spatial.strided_shape(input_shape, self.strides, self.data_format, channels)
 
     def call(self, x, drop_rate=None, shortcut_factor=None, training=None):
         numbers = {"drop_rate": drop_rate, "shortcut_factor": shortcut_factor}
@@ -281,21 +286,28 @@ class ResidualUnit(HoldsLayers):
             training: Whether the unit is in training, as for every Keras layer.
         """
         x = chains.prepared(self, x)
-        activated = chains.run_chain(self.first, x, training)
+        read, transformed = self.shortcut.read(x, training)  # x itself, unless it has streams
+        activated = chains.run_chain(self.first, read, training)
         residual = chains.run_chain(self.rest, activated, training)
         if self.drop is not None:
             residual = self.drop(residual, drop_rate, training=training)
         if residual_scale is not None:
             residual = residual * ops.cast(residual_scale, residual.dtype)
         source = activated if self._shortcut_is_activated else x
-        changed = chains.run_chain(self.shape_change, source, training)
+        changed = self._on_streams(self.shape_change, source, training)
         # gates and constant scaling also change the residual
-        shortcut, residual = self.shortcut.paths(changed, residual, training, shortcut_factor)
+        shortcut, residual = self.shortcut.paths(
+            changed, residual, transformed, training, shortcut_factor
+        )
         if detach_residual:
             residual = ops.stop_gradient(residual)
         total = shortcuts.add(shortcut, residual)
-        output = chains.run_chain(self.after_addition, total, training)
+        output = self._on_streams(self.after_addition, total, training)
         return Trace(activated, shortcut, residual, total, output)
+
+    def _on_streams(self, chain: list[keras.Layer], x, training):
+        """Apply layers to each stream of x by itself."""
+        return streams.run_chain(chain, x, training, self.h.streams, self.shortcut.axis)
 
     def get_config(self):
         return super().get_config() | {
@@ -358,7 +370,9 @@ class ResidualUnit(HoldsLayers):
         return {name: others[name] if name in others else getattr(self, name) for name in names}
 
     def _check_input(self, shape) -> tuple[int, int]:
-        """Return the channel axis and the channel count of an input of `shape`."""
+        """Return the channel axis, and the channel count of a stream, of an input of
+        `shape`.
+        """
         axis = spatial.channel_axis(self.data_format, len(shape))
         if len(shape) not in self.block.ranks or shape[axis] is None:
             raise ValueError(
@@ -366,7 +380,13 @@ class ResidualUnit(HoldsLayers):
                 f"takes {self.block.inputs} with a known number of channels. Received: "
                 f"shape={tuple(shape)}"
             )
-        return axis, shape[axis]
+        if shape[axis] % self.h.streams:
+            raise ValueError(
+                f"The input of a unit with {self.h.streams} streams holds all of them, so its "
+                "number of channels must be a multiple of that. `CopyStreams` of "
+                f"`keras_preact.layers.streams` makes it. Received: shape={tuple(shape)}"
+            )
+        return axis, shape[axis] // self.h.streams
 
     def _before_h(self, axis: int) -> tuple[list[keras.Layer], int]:
         """Return the layers between x and h in a unit that changes the shape, and the
@@ -454,7 +474,8 @@ class ResidualUnit(HoldsLayers):
         """Return a built copy."""
         unit = self.changed()
         shape: list[int | None] = [None] * self.block.ranks.start
-        shape[spatial.channel_axis(self.data_format, len(shape))] = self.channels_out
+        axis = spatial.channel_axis(self.data_format, len(shape))
+        shape[axis] = self.channels_out * self.h.streams
         unit.build(tuple(shape))
         return unit
 

@@ -6,6 +6,7 @@ are `(batch, height, width, channels)`. Weights are a dict from path to array; a
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -225,12 +226,46 @@ def below(weights: Mapping, place: str) -> dict:
     }
 
 
+def sinkhorn(logits):
+    """Positive matrices whose columns and rows are divided by their sums, 20 times each."""
+    matrix = np.exp(logits)
+    for _ in range(20):
+        matrix = matrix / matrix.sum(-2, keepdims=True)
+        matrix = matrix / matrix.sum(-1, keepdims=True)
+    return matrix
+
+
+def hyper_connections(x, p, streams, constraint="sinkhorn", per="pixel"):
+    """h_pre, h_post and H_res of hyper-connections, from a state of all streams (arXiv
+    2512.24880, Eq. 7 to 9; arXiv 2601.05732 for the means of permutations).
+    """
+    n = streams
+    x = x.mean((1, 2), keepdims=True) if per == "map" else x
+    normal = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+    numbers = (normal @ p["kernel"])[..., None, :]
+    scales = np.repeat(p["scale"], [n, n, len(p["bias"]) - 2 * n])
+    numbers = (numbers * scales + p["bias"])[..., 0, :]
+    pre, post, res = np.split(numbers, [n, 2 * n], axis=-1)
+    if constraint == "permutations":
+        res = np.exp(res) / np.exp(res).sum(-1, keepdims=True)
+        matrix = np.zeros((*res.shape[:-1], n, n))
+        for k, order in enumerate(itertools.permutations(range(n))):
+            for row, column in enumerate(order):
+                matrix[..., row, column] += res[..., k]
+    else:
+        matrix = res.reshape(*res.shape[:-1], n, n)
+    if constraint == "sinkhorn":
+        matrix = sinkhorn(matrix)
+    return 1 / (1 + np.exp(-pre)), 2 / (1 + np.exp(-post)), matrix
+
+
 @dataclasses.dataclass
 class Unit:
     """A unit's options and weights (float64); `unit(x)` returns x_{l+1}.
 
     In training `updates` collects the new moving statistics. `factors` are the factors of
-    constant scaling on x and on F(x).
+    constant scaling on x and on F(x). `hyper` are the options of hyper-connections: their
+    number of streams, constraint, and what they are computed for.
     """
 
     weights: Mapping
@@ -252,6 +287,7 @@ class Unit:
     squeeze_excitation: int | None = None
     standardize_weights: bool = False
     factors: tuple = (0.5, 0.5)
+    hyper: tuple = (4, "sinkhorn", "pixel")
     training: bool = False
     activated_input: bool = (
         False  # the first unit of a network: its first activation is in the stem
@@ -321,11 +357,31 @@ class Unit:
     def __call__(self, x):
         x, residual = self.paths(x)
         after = FIG_4[self.arrangement][len(KERNELS[self.block])].split("+")[1]
-        return self.run(after, self.add(x, residual), "after_addition/norm")
+        return self.per_stream(
+            lambda x: self.run(after, x, "after_addition/norm"), self.add(x, residual)
+        )
+
+    @property
+    def streams(self):
+        return self.hyper[0] if self.shortcut == "hyper_connections" else 1
+
+    def per_stream(self, function, x):
+        """Apply a function to each stream. The streams are examples of one batch."""
+        y = function(np.concatenate(np.split(x, self.streams, axis=-1)))
+        return np.concatenate(np.split(y, self.streams), axis=-1)
+
+    def read(self, x):
+        """What the branch reads: x, or a mix of its streams."""
+        if self.streams == 1:
+            return x
+        p = below(self.weights, "shortcut/coefficients")
+        self.coefficients = pre, *_ = hyper_connections(x, p, *self.hyper)
+        return np.einsum("...s,...sc->...c", pre, x.reshape(*x.shape[:-1], self.streams, -1))
 
     def paths(self, x):
         """The two inputs of the addition: x with the output's shape, before h; and F(x)."""
-        x = np.asarray(x, "float64")
+        whole = np.asarray(x, "float64")
+        x = self.read(whole)
         before = FIG_4[self.arrangement][len(KERNELS[self.block])].split("+")[0]
         first, branch = before.split("|") if "|" in before else ("", before)
         activated = x if self.activated_input else self.run(first, x, "branch/norm_{}")
@@ -334,6 +390,8 @@ class Unit:
             residual = squeeze_excitation(
                 residual, below(self.weights, "branch/squeeze_excitation")
             )
+        if self.streams > 1:
+            return self.per_stream(lambda x: self.shortcut_input(x, x), whole), residual
         return self.shortcut_input(x, activated), residual
 
     def shortcut_input(self, x, activated):
@@ -385,6 +443,14 @@ class Unit:
             axes = -1 if self.over == "channels" else tuple(range(1, x.ndim))
             product, squares = ((x * other).sum(axes, keepdims=True) for other in (residual, x))
             return x + residual - product / (squares + 1e-6) * x
+        if self.shortcut == "hyper_connections":
+            _, post, matrix = self.coefficients
+            if x.ndim == 4:
+                at = (slice(None), *[slice(None, None, self.strides)] * 2)
+                post, matrix = post[at], matrix[at]
+            state = x.reshape(*x.shape[:-1], self.streams, -1)
+            placed = post[..., :, None] * residual[..., None, :]
+            return (np.einsum("...ij,...jc->...ic", matrix, state) + placed).reshape(x.shape)
         g = 1 / (1 + np.exp(-self.weight(x, f"gate/{self.weight_name}")))
         return (1 - g) * x + (g if self.shortcut == "exclusive_gating" else 1) * residual
 
@@ -421,6 +487,7 @@ class Network:
         x = around.run(STEM[arrangement], x, "stem_norm")
         if self.stem in ("7x7", "deep"):
             x = max_pool(x, 3, 2)
+        x = np.concatenate([x] * around.streams, axis=-1)
         self.first_input = x
         self.outputs = []
         total = sum(units for _, units, _ in self.stages)
@@ -440,6 +507,7 @@ class Network:
                 )
                 x = unit(x)
                 self.outputs.append(x)
+        x = np.mean(np.split(x, around.streams, axis=-1), axis=0)
         x = around.run(HEAD[arrangement], x, "head_norm")
         if x.ndim == 4:
             x = x.mean((1, 2))
@@ -518,10 +586,12 @@ class TransformerUnit:
         weights = {path: np.asarray(value, "float64") for path, value in weights.items()}
         norm = NORMS[self.normalization]
         h = Unit(weights, x.shape[-1], block="dense", shortcut=self.shortcut, factors=self.factors)
+        read = h.read(x)
         if self.arrangement == "post_norm":
-            total = h.add(x, branch(x, below(weights, "branch")))
-            return norm(total, below(weights, "after_addition/norm"))
-        residual = branch(norm(x, below(weights, "branch/norm_0")), below(weights, "branch"))
+            total = h.add(x, branch(read, below(weights, "branch")))
+            f = below(weights, "after_addition/norm")
+            return h.per_stream(lambda total: norm(total, f), total)
+        residual = branch(norm(read, below(weights, "branch/norm_0")), below(weights, "branch"))
         if self.arrangement == "peri_norm":  # attention is one weight, an MLP two
             of_mlp = below(weights, "branch/norm_2")
             residual = norm(residual, of_mlp or below(weights, "branch/norm_1"))

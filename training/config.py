@@ -62,6 +62,7 @@ Shortcut = Literal[
     "scaled_residual",
     "orthogonal",
     "decayed_identity",
+    "hyper_connections",
 ]
 Block = Literal["basic", "bottleneck", "single", "dense"]
 Normalization = Literal["batch", "layer", "group", "rms", "none"]

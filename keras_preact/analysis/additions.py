@@ -107,7 +107,7 @@ class Addition(Unit):
 
 def find_units(graph: Graph) -> list[Unit]:
     """Return the residual units of a graph in order, without units inside another's
-    branch.
+    branch or shortcut.
     """
     layers = [
         LayerUnit(i, names, step.inputs[0], step.outputs[0], step.operation)
@@ -116,7 +116,7 @@ def find_units(graph: Graph) -> list[Unit]:
     ]
     layer_steps = {unit.step for unit in layers}
     additions = list(_additions(graph))
-    inside = {i for unit in additions for i in unit.residual_steps}
+    inside = {i for unit in additions for i in (*unit.residual_steps, *unit.shortcut_steps)}
     outermost = [
         unit
         for unit in additions

@@ -14,7 +14,7 @@ from keras_preact._frozen import freeze_inside, frozen_inside
 from keras_preact.backend import devices, state
 from keras_preact.layers import chains
 from keras_preact.models import first_batch, overview, segments
-from keras_preact.models.segments import Segment
+from keras_preact.models.segments import Segment, stream_layers
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
 
@@ -92,7 +92,9 @@ class UnitNetwork(keras.Model):
         pixels = dtype if is_plain else keras.backend.result_type(dtype, "float32")
         inputs = keras.Input(input_shape, dtype=pixels, name="inputs")
         x = chains.run_chain(_preprocessing(mean, std, axis, inputs.shape[axis], pixels), inputs)
-        x = first_input = chains.run_chain(stem, x)
+        into_streams, from_streams = stream_layers(segments)
+        head = [*from_streams, *head]
+        x = first_input = chains.run_chain([*stem, *into_streams], x)
         segment_outputs = []
         for segment in segments:
             x = segment(x)

@@ -5,7 +5,7 @@ from typing import Any
 from keras_preact import initializers, shortcuts
 
 #: Options of `kp.models.transformer`: `kp.models.transformer(100, **kp.models.DEEP_NORM)`. Each
-#: unit is `LN(L^(1/4) x + F(x))`, and its branch starts with smaller weights. Source: Sec. 4 of
+#: unit is `LN(L^(1/4) x + F(x))`, and its branch starts with smaller weights. Source: Fig. 2 of
 #: arXiv 2203.00555.
 DEEP_NORM: dict[str, Any] = {
     "arrangement": "post_norm",

@@ -99,9 +99,9 @@ class ResidualNetwork(base.UnitNetwork):
 
     Layers: `preprocessing`, `stem_conv` (in a deep stem also `stem_norm_1`,
     `stem_activation_1`, `stem_conv_2` ...), `stem_norm`, `stem_activation`,
-    `stem_pool`, `stage1_unit1`, `stage1_unit2` ... (`stage1_units` if stacked), `head_norm`,
-    `head_activation`, `head_pool`, `head_classifier`, `head_predictions`, as far as
-    they exist.
+    `stem_pool`, `stem_streams`, `stage1_unit1`, `stage1_unit2` ... (`stage1_units` if
+    stacked), `head_streams`, `head_norm`, `head_activation`, `head_pool`,
+    `head_classifier`, `head_predictions`, as far as they exist.
 
     Source: Sec. 3 and 4 and the appendix of arXiv 1603.05027, Sec. 4 of arXiv
         1512.03385.

@@ -4,7 +4,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
+
 from keras_preact import _checks, initializers
+from keras_preact.layers.streams import CopyStreams, MeanOfStreams
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
 
@@ -132,6 +135,19 @@ def _changes(
             changes.append(unit_options)
             stride, dilation = (stride, dilation * step) if dilates else (stride * step, dilation)
         yield changes
+
+
+def stream_layers(segments: Sequence[Segment]) -> tuple[list[keras.Layer], list[keras.Layer]]:
+    """Return the layers before and after the units, if these have several residual
+    streams: copies into streams, and their mean.
+    """
+    for segment in segments[:1]:
+        unit = segment.template if isinstance(segment, UnitStack) else segment
+        if unit.h.streams > 1:
+            shared: dict = {"data_format": unit.data_format, "dtype": unit.dtype_policy}
+            copies = CopyStreams(unit.h.streams, name="stem_streams", **shared)
+            return [copies], [MeanOfStreams(unit.h.streams, name="head_streams", **shared)]
+    return [], []
 
 
 def unit_names(segment: Segment) -> list[str]:

@@ -137,6 +137,13 @@ def images(*shape, seed=1):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
+def with_streams(shape, shortcut="identity"):
+    """The shape of a unit's input, which holds all its residual streams, for the shape of
+    one stream.
+    """
+    return (*shape[:-1], shape[-1] * kp.shortcuts.get(shortcut).streams)
+
+
 def unit_of(filters, *, block="basic", **options):
     """A `ResidualUnit`; options of its block are arguments by name, as in a network. A
     decayed identity has the factor that `reference.Unit` has by default.
@@ -208,7 +215,7 @@ def reference_of(unit, **options) -> reference.Unit:
     options = {
         key: value
         for key, value in options.items()
-        if key in (*SHARED_OPTIONS, "training", "factors", "over")
+        if key in (*SHARED_OPTIONS, "training", "factors", "over", "hyper")
     }
     return reference.Unit(weights(unit), unit.filters, **options)
 

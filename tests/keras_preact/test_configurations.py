@@ -71,6 +71,7 @@ def units(draw):
 @given(units())
 def test_units(drawn):
     filters, shape, options, silent = drawn
+    shape = harness.with_streams(shape, options["shortcut"])
     x = harness.images(*shape)
     unit = harness.unit_on(x, filters, **options, **silent)
     y = harness.numpy(unit(x))

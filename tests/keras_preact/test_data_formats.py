@@ -40,6 +40,7 @@ UNITS = [
     ({"shape_shortcut": "zero_pad", "normalization": "layer"}, True),
     ({"downsampling": "blur"}, True),
     ({"downsampling": "average", "squeeze_excitation": 2}, True),
+    ({"shortcut": "hyper_connections", "arrangement": "original"}, True),
 ]
 
 
@@ -53,7 +54,8 @@ UNITS = [
 )
 def test_units(options, changed):
     channels, strides = (3, 2) if changed else (16 if "block" in options else 4, 1)
-    x = harness.images(2, 5, 6, channels)
+    shortcut = options.get("shortcut", "identity")
+    x = harness.images(*harness.with_streams((2, 5, 6, channels), shortcut))
 
     def make(data_format):
         unit = harness.unit_of(4, strides=strides, data_format=data_format, **options)

@@ -74,6 +74,7 @@ def test_the_whole_text(options, branch, shortcut, after):
         ("exclusive_gating", "h: conv 1x1, ExclusiveGating"),
         ("dropout", "h: dropout, Dropout"),
         ("scaled_residual", "h: ScaledResidual"),
+        ("hyper_connections", "h: coefficients, HyperConnections"),
     ],
 )
 def test_shortcuts(shortcut, line):

@@ -13,13 +13,17 @@ from tests.keras_preact import harness
 KEPT, CHANGED = (2, 5, 4, 4), (2, 5, 4, 3)
 
 
-def check(shape, training=True, **options):
-    """Compare gradients along one random direction each, on x (path None) and weights."""
-    x = harness.images(*shape)
-    unit = harness.unit_on(x, 4, **options)
+def check(shape, training=True, make=None, **options):
+    """Compare gradients along one random direction each, on x (path None) and weights.
+
+    `make` has options of the library's unit that mean the same as some of `options`.
+    """
+    named = {key: value for key, value in options.items() if key != "hyper"} | (make or {})
+    x = harness.images(*harness.with_streams(shape, named.get("shortcut", "identity")))
+    unit = harness.unit_on(x, 4, **named)
     expected = harness.reference_of(unit, training=training, **options)
     rng = np.random.default_rng(2)
-    cotangent = rng.normal(size=unit.compute_output_shape(shape)).astype("float32")
+    cotangent = rng.normal(size=unit.compute_output_shape(x.shape)).astype("float32")
     value, on_x, on_weights = harness.value_and_grad(unit, x, cotangent, training)
     np.testing.assert_allclose(value, (expected(x) * cotangent).sum(), 1e-4, 1e-3)
     assert set(on_weights) == {path for path in expected.weights if "moving_" not in path}
@@ -35,6 +39,8 @@ def check(shape, training=True, **options):
     harness.check_directions(loss, on_x, on_weights, rng)
 
 
+#: Shortcuts whose factors are computed from x.
+COMPUTED = ("exclusive_gating", "shortcut_only_gating", "hyper_connections")
 SHORTCUTS = [name for name in kp.SHORTCUTS if name not in ("identity", "dropout")]
 
 
@@ -43,7 +49,7 @@ SHORTCUTS = [name for name in kp.SHORTCUTS if name not in ("identity", "dropout"
     [
         *((CHANGED, {"strides": 2, "arrangement": name}) for name in kp.ARRANGEMENTS),
         *((KEPT, {"shortcut": name}) for name in SHORTCUTS),
-        *((CHANGED, {"strides": 2, "shortcut": name}) for name in SHORTCUTS if "gating" in name),
+        *((CHANGED, {"strides": 2, "shortcut": name}) for name in SHORTCUTS if name in COMPUTED),
         ((6, 3), {"block": "dense"}),
         (CHANGED, {"normalization": "group", "arrangement": "original"}),
         (CHANGED, {"normalization": "rms", "arrangement": "original"}),

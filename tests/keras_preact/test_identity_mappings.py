@@ -34,7 +34,7 @@ def silence(unit):
 
 def silenced(block, **options):
     filters, shape = BLOCKS[block]
-    x = harness.images(*shape)
+    x = harness.images(*harness.with_streams(shape, options.get("shortcut", "identity")))
     unit = harness.unit_on(x, filters, block=block, **options)
     silence(unit)
     return x, harness.numpy(unit(x, training=False))

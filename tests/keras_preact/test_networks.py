@@ -131,6 +131,7 @@ def test_stem_pooling_pads_with_minus_infinity():
         ("cifar bottleneck", {"shortcut": "shortcut_only_gating"}),
         ("wide", {"dropout": 0.3}),
         ("imagenet", {"shortcut": "dropout"}),
+        ("cifar single", {"shortcut": "hyper_connections"}),
         ("ResNet-D", {}),
         ("dense", {"arrangement": "original"}),
     ],

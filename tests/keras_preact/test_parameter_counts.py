@@ -95,13 +95,16 @@ def test_wide_resnet():
 
 
 def test_cost_of_the_shortcuts():
-    """Identity shortcuts have no parameters; a gate, a 1x1 convolution and a scale have
-    parameters in every unit.
+    """Identity shortcuts have no parameters; a gate, a 1x1 convolution, a scale and the
+    coefficients of hyper-connections have parameters in every unit.
     """
     squares = sum(width**2 for width in WIDTHS)
     gates = squares + sum(WIDTHS)  # a bias for each channel
+    # 24 coefficients from all channels of the unit's input, their biases, three scalars
+    coefficients = sum(4 * width * 24 + 24 + 3 for width in (16, 16, 32))
     cost = {"exclusive_gating": gates, "shortcut_only_gating": gates, "conv1x1": squares}
     cost["scaled_residual"] = len(WIDTHS)
+    cost["hyper_connections"] = coefficients
     for name in kp.SHORTCUTS:
         options = {"shortcut": name, "shape_shortcut": "zero_pad"}
         found = counts(kp.models.resnet_cifar, 8, **options)[0]

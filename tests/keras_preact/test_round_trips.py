@@ -25,6 +25,7 @@ OPTIONS = [
         )
     },
     {"shortcut": kp.shortcuts.Dropout(rate=0.25, seed=3)},
+    {"shortcut": kp.shortcuts.HyperConnections(2, "permutations", "map")},
     {"normalization": keras.layers.BatchNormalization(momentum=0.7, epsilon=0.01)},
     {"normalization": keras.layers.GroupNormalization(groups=2)},
     {"activation": keras.activations.silu},

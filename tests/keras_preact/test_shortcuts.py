@@ -25,7 +25,7 @@ def made(h, shape, data_format="channels_last", dtype="float32"):
     """The layers of a shortcut, with random weights."""
     weights = Weights(None, None, None, data_format, keras.dtype_policies.get(dtype))
     site = shortcuts.Site(len(shape), shape[-1], strides=1, weights=weights, seed=None)
-    layers = shortcuts.ShortcutLayers(h, h.layers(site), weights.dtype)
+    layers = shortcuts.ShortcutLayers(h, site)
     layers.build(shape if data_format == "channels_last" else (shape[0], shape[-1], *shape[1:-1]))
     harness.randomize(layers)
     return layers

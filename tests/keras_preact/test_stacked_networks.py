@@ -57,6 +57,7 @@ OPTIONS = [
     {"execution": "loop", "stochastic_depth": 0.5},
     {"shortcut": "scaled_residual"},
     {"shortcut": "decayed_identity", "stochastic_depth": 0.5, "remat": 2},
+    {"shortcut": "hyper_connections", "arrangement": "bn_after_addition"},
 ]
 
 

@@ -90,6 +90,7 @@ def check_equal_to_chain(stack, units, x, training=True, steps=1):
     return y, on_x
 
 
+MHC_LITE = kp.shortcuts.HyperConnections(2, "permutations")
 NORMED_GATE = kp.shortcuts.ShortcutOnlyGating(bias=-1.0, normalization="batch")
 
 #: Options of the unit, depth, options of the stack. The first ones run on every backend.
@@ -113,6 +114,7 @@ CASES = [
     ({"shortcut": NORMED_GATE}, 3, {"remat": 7}),
     ({"arrangement": "original"}, 1, {"remat": True}),
     ({"arrangement": kp.arrangements.FIXUP, "normalization": "none"}, 3, {}),
+    ({"shortcut": MHC_LITE, "arrangement": "original"}, 3, {"remat": 2}),
 ]
 
 #: Shape of the input and filters of the units, if they differ from images and basic blocks.
@@ -129,6 +131,7 @@ SIZES = {"bottleneck": ((3, 4, 4, 8), 2), "dense": (VECTORS, 4)}
 )
 def test_step_in_training(options, depth, ways):
     shape, filters = SIZES.get(options.get("block"), (IMAGES, 4))
+    shape = harness.with_streams(shape, options.get("shortcut", "identity"))
     x = harness.images(*shape)
     units = single_units(shape, filters, depth, options)
     stack = stack_of(units, shape, filters, options, **ways)

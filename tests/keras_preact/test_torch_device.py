@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from tests.keras_preact import harness
 
 pytestmark = [
     pytest.mark.backend,
@@ -19,7 +20,8 @@ RELU = {"activation": "relu"}
 
 
 def unit(shape=IMAGES, **options):
-    return lambda: kp.ResidualUnit(shape[-1], **options), shape, {}
+    filters, shape = shape[-1], harness.with_streams(shape, options.get("shortcut", "identity"))
+    return lambda: kp.ResidualUnit(filters, **options), shape, {}
 
 
 def units(shape=IMAGES, call=(), **options):

@@ -22,9 +22,10 @@ PAIRS = [
 def test_parts_of_a_unit(arrangement, shortcut):
     """h(x) and F(x) equal NumPy's, their sum is right, and the output is the call's."""
     options = {"arrangement": arrangement, "shortcut": shortcut}
-    x = activated = harness.images(2, 5, 6, 4)
+    x = harness.images(*harness.with_streams((2, 5, 6, 4), shortcut))
     unit = harness.unit_on(x, 4, **options)
     trace = unit.trace(x)
+    activated, _ = unit.shortcut.read(x)
     want_shortcut, want_residual = harness.reference_of(unit, **options).paths(x)
     added = 0 if trace.shortcut is None else numpy(trace.shortcut)
     assert (trace.shortcut is None) == (shortcut == "none")

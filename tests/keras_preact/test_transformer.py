@@ -24,7 +24,8 @@ numpy = harness.numpy
 def unit_on(x, seed=0, **options):
     if options.get("shortcut") == "decayed_identity":
         options["shortcut"] = kp.shortcuts.DecayedIdentity(factor=0.5)
-    unit = TransformerUnit(x.shape[-1], num_heads=HEADS, **options)
+    streams = kp.shortcuts.get(options.get("shortcut", "identity")).streams
+    unit = TransformerUnit(x.shape[-1] // streams, num_heads=HEADS, **options)
     unit.build(x.shape)
     harness.randomize(unit, seed)
     return unit
@@ -50,13 +51,14 @@ OPTIONS = [
     {"arrangement": "peri_norm", "mlp": "swiglu", "shortcut": "orthogonal"},
     {"arrangement": "peri_norm", "normalization": "rms"},
     *({"shortcut": name} for name in kp.SHORTCUTS if name != "identity"),
+    {"arrangement": "post_norm", "shortcut": "hyper_connections"},
 ]
 
 
 @pytest.mark.backend
 @pytest.mark.parametrize("options", OPTIONS, ids=harness.label)
 def test_unit(options):
-    x = harness.images(*SHAPE)
+    x = harness.images(*harness.with_streams(SHAPE, options.get("shortcut", "identity")))
     unit = unit_on(x, **options)
     assert unit.compute_output_shape(x.shape) == x.shape
     between, after = reference_of(unit, **options)(x)

@@ -28,9 +28,10 @@ def check(filters, shape, make=None, **options):
 
     `make` has options of the library's unit that mean the same as some of `options`.
     """
-    x = harness.images(*shape)
-    named = {key: value for key, value in options.items() if key != "factors"}
-    unit = harness.unit_on(x, filters, **named | (make or {}))
+    named = {key: value for key, value in options.items() if key not in ("factors", "hyper")}
+    named |= make or {}
+    x = harness.images(*harness.with_streams(shape, named.get("shortcut", "identity")))
+    unit = harness.unit_on(x, filters, **named)
     before = harness.weights(unit)
     y = harness.numpy(unit(x, training=False))
     np.testing.assert_allclose(y, harness.reference_of(unit, **options)(x), 1e-4, 1e-4)

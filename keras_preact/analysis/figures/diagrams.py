@@ -101,6 +101,7 @@ _ON_PATHS: dict[type, Callable[[Any], Texts]] = {
         (),
         (),
     ),
+    shortcuts.HyperConnections: lambda h: (("* H_res",), ("* h_post",), ()),
 }
 
 #: Block to the network that has its errors in Table 2.

@@ -388,6 +388,12 @@ def test_the_change_on_the_identity_path_is_that_of_numpy():
     np.testing.assert_allclose(found.figure, max(wanted.values()), rtol=1e-5)
 
 
+def test_units_with_several_streams():
+    """The sums that mix the streams are no units."""
+    model = cifar(8, shortcut="hyper_connections")
+    assert "3 residual units, 8 weight layers" in str(audit(model, IMAGES))
+
+
 @pytest.mark.backend
 @pytest.mark.parametrize(
     ("labels", "ending"), [(None, None), (np.arange(4) % 3, None), (np.arange(4) % 3, "softmax")]

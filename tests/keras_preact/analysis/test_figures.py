@@ -217,6 +217,7 @@ BOXES = {
     "scaled_residual": ([], ["* a"], []),
     "decayed_identity": (["* a_l"], [], []),
     "orthogonal": ([], ["\N{UP TACK} x"], []),
+    "hyper_connections": (["* H_res"], ["* h_post"], []),
 }
 
 
