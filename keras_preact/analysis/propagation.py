@@ -1,6 +1,7 @@
 """Signal propagation: statistics of the signals and gradients of every unit."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import keras
@@ -16,6 +17,7 @@ _STATISTICS = (
     *("x_norm", "x_mean", "x_std"),
     *("residual_norm", "residual_mean", "residual_std"),
     *("shortcut_norm", "cut", "dead"),
+    *("residual_cosine", "residual_parallel", "output_cosine"),
 )
 
 
@@ -35,10 +37,21 @@ class Propagation:
             the truncation of Sec. 4.1. 0 if it is the identity.
         dead: Share of the channels read by the branch's first weight that are 0 for all
             examples and at all positions, `(L,)`.
+        residual_cosine: Cosine of the angle between what the shortcut and what the branch
+            add, cos(h(x_l), F(x_l)), `(L,)`. Below 0, the branch takes away from what the
+            shortcut carries.
+        residual_parallel: Share of the squared norm of F(x_l) that is parallel to
+            h(x_l), `(L,)`.
+        output_cosine: cos(h(x_l), x_{l+1}), `(L,)`: 1 if the unit does not turn the
+            signal.
         gradient_norm: `||dE/dx_l||` of x_0 ... x_L for the whole batch, `(L+1,)`.
         weight_gradients: Name of a weight below its unit to the norms of its gradients,
             `(L,)`; nan for a unit without this weight.
         loss: The loss E.
+
+    With an identity shortcut, h(x_l) is x_l. The cosines and the parallel share are
+    means over the examples for which neither vector is 0; nan if there are none, as in
+    a plain network.
     """
 
     units: tuple[str, ...]
@@ -51,6 +64,9 @@ class Propagation:
     shortcut_norm: np.ndarray
     cut: np.ndarray
     dead: np.ndarray
+    residual_cosine: np.ndarray
+    residual_parallel: np.ndarray
+    output_cosine: np.ndarray
     gradient_norm: np.ndarray
     weight_gradients: Mapping[str, np.ndarray]
     loss: float
@@ -103,7 +119,8 @@ def propagation(
     >>> signals.x_norm.shape, signals.gradient_norm.shape, signals.units[-1]
     ((10,), (10,), 'stage3_unit3')
 
-    Source: Eq. 3 to 5, Sec. 3 and 4.1 of arXiv 1603.05027.
+    Source: Eq. 3 to 5, Sec. 3 and 4.1 of arXiv 1603.05027; for the part of F that is
+        parallel to x, Sec. 3 of arXiv 2505.11881.
     """
     observed = Observed(model, x, labels, loss, training)
     _inputs.watch(model, x)
@@ -132,15 +149,32 @@ def _moments(tensor) -> list:
     ]
 
 
+def _cosines(a, b) -> list:
+    """Return the means over the examples of the cosine between two tensors, and of its
+    square, scalars.
+    """
+    a, b = (ops.reshape(ops.cast(x, "float32"), (x.shape[0], -1)) for x in (a, b))
+    sizes = ops.norm(a, axis=1) * ops.norm(b, axis=1)
+    defined = sizes > 0
+    cosine = ops.sum(a * b, axis=1) / ops.where(defined, sizes, 1.0)  # 0 if it is undefined
+    count = ops.sum(ops.cast(defined, "float32"))
+    return [ops.sum(cosine) / count, ops.sum(ops.square(cosine)) / count]
+
+
 def _look(trace: Trace, axis: int):
     """Return `_STATISTICS` of one unit. For x_0, only the statistics of x are not 0."""
     if trace.residual is None:
         return ops.stack([*_moments(trace.output), *[ops.zeros(())] * (len(_STATISTICS) - 3)])
     dead = ops.all(ops.equal(trace.activated, 0), axis=other_axes(trace.activated, axis))
     cut = ops.logical_and(ops.equal(trace.output, 0), ops.not_equal(trace.sum, 0))
-    through = ops.zeros(()) if trace.shortcut is None else _moments(trace.shortcut)[0]
+    through, cosines = ops.zeros(()), [ops.full((), math.nan)] * 3
+    if trace.shortcut is not None:
+        through = _moments(trace.shortcut)[0]
+        turned, _ = _cosines(trace.shortcut, trace.output)
+        cosines = [*_cosines(trace.shortcut, trace.residual), turned]
     shares = [ops.mean(ops.cast(share, "float32")) for share in (cut, dead)]
-    return ops.stack([*_moments(trace.output), *_moments(trace.residual), through, *shares])
+    moments = [*_moments(trace.output), *_moments(trace.residual)]
+    return ops.stack([*moments, through, *shares, *cosines])
 
 
 def _by_weight(observed: Observed, gradients: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:

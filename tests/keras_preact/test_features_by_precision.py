@@ -109,6 +109,7 @@ def audit(model):
 def propagation(model):
     signals = kp.analysis.propagation(model, X, LABELS)
     fields = ("x_norm", "x_std", "residual_norm", "shortcut_norm", "gradient_norm", "loss")
+    fields = (*fields, "residual_cosine", "residual_parallel", "output_cosine")
     kernels = [name for name in signals.weight_gradients if name.endswith("kernel")]
     return numbers(signals, *fields) | {
         name: signals.weight_gradients[name] for name in kernels if "projection" not in name

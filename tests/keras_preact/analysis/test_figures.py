@@ -30,6 +30,7 @@ def signals(seed=0, **changes) -> Propagation:
     """Make up the signals of a network."""
     rng = np.random.default_rng(seed)
     names = ("residual_norm", "residual_mean", "residual_std", "shortcut_norm", "cut", "dead")
+    names += ("residual_cosine", "residual_parallel", "output_cosine")
     sizes = dict.fromkeys(names, 3)
     sizes |= dict.fromkeys(("x_norm", "x_mean", "x_std", "gradient_norm"), 4)
     fields = {name: rng.uniform(0.1, 1, size) for name, size in sizes.items()}

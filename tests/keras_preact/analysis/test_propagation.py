@@ -2,6 +2,8 @@
 differences, any model's graph.
 """
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from tests.keras_preact import harness
 
 FIGURES = (
     *("x_norm", "x_mean", "x_std", "residual_norm", "residual_mean", "residual_std"),
-    *("shortcut_norm", "cut", "dead", "gradient_norm"),
+    *("shortcut_norm", "cut", "dead"),
+    *("residual_cosine", "residual_parallel", "output_cosine", "gradient_norm"),
 )
 
 
@@ -41,6 +44,13 @@ def first_input(model, x):
 
 def norm(x):
     return np.sqrt((x**2).sum() / len(x))
+
+
+def cosine(a, b):
+    """The cosine between two tensors, for each example."""
+    a, b = (x.reshape(len(x), -1) for x in (a, b))
+    with np.errstate(invalid="ignore"):
+        return (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +91,9 @@ def test_figures(arrangement, shortcut):
         for name, value in (("norm", norm(added)), ("mean", added.mean()), ("std", added.std())):
             wanted[f"residual_{name}"].append(value)
         wanted["shortcut_norm"].append(norm(through))
+        wanted["residual_cosine"].append(cosine(through, added).mean())
+        wanted["residual_parallel"].append((cosine(through, added) ** 2).mean())
+        wanted["output_cosine"].append(cosine(through, x).mean())
         wanted["cut"].append(((x == 0) & (total != 0)).mean())
         wanted["dead"].append((activated == 0).all((0, 1, 2)).mean())
     for name, values in wanted.items():
@@ -209,11 +222,29 @@ def test_models_of_others(arrangement):
     harness.close(signals.x_norm, [norm(end) for end in ends], 1e-5)
     added = [norm(y - start) for y, start in zip(sums, ends, strict=False)]
     harness.close(signals.residual_norm, added, 1e-5)
+    angles = [cosine(start, y - start).mean() for y, start in zip(sums, ends, strict=False)]
+    harness.close(signals.residual_cosine, angles, 1e-5)
+    turned = [cosine(*pair).mean() for pair in itertools.pairwise(ends)]
+    harness.close(signals.output_cosine, turned, 1e-5)
     cut = [(y < 0).mean() if arrangement == "post" else 0.0 for y in sums]
     harness.close(signals.cut, cut, 1e-6)
     probabilities = harness.numpy(model(x))[np.arange(5), labels]
     assert signals.loss == pytest.approx(-np.log(probabilities).mean(), rel=1e-4)
     assert signals.weight_gradients["weight_2/kernel"].shape == (3,)
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("scale", [1.0, 1e-8])
+def test_cosines_leave_out_vectors_that_are_zero(scale):
+    x = scale * np.array([[1.0, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]])
+    inputs = keras.Input((3,))
+    branch = keras.layers.Dense(3, use_bias=False, name="branch")(inputs)
+    model = keras.Model(inputs, keras.layers.Add()([inputs, branch]))
+    model.get_layer("branch").set_weights([np.diag([1.0, -1, 0])])
+    signals = kp.analysis.propagation(model, x)  # F is 0 for the last example, x_1 for the third
+    assert signals.residual_cosine == pytest.approx([0], abs=1e-6)
+    assert signals.residual_parallel == pytest.approx([2 / 3])
+    assert signals.output_cosine == pytest.approx([(2 + 0.5**0.5) / 3])
 
 
 def test_each_weight_of_a_layer_has_a_name():
