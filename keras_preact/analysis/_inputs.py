@@ -93,6 +93,47 @@ def classifier(graph: Graph) -> Outputs:
     return outputs_of(graph.model, operation, graph.specs[output].shape[-1])
 
 
+def logit_calls(graph: Graph, analysis: str) -> dict[int, Callable]:
+    """Return what replaces steps of a classifier's graph so that it returns logits, for
+    `Graph.walk`.
+
+    Raises:
+        ValueError: for a model that has not one output `(batch, classes)`; it names the
+            analysis.
+    """
+    outputs = [graph.specs[output].shape for output in graph.outputs]
+    if len(outputs) > 1 or len(outputs[0]) != 2:
+        raise ValueError(
+            f"{analysis} needs a model with one output of shape (batch, classes). Received: "
+            f"outputs of shape {outputs}"
+        )
+    last = graph.producers[graph.outputs[0]]
+    call = before_activation(graph.steps[last])
+    return {last: call} if call else {}
+
+
+def class_weights(graph: Graph, logits: np.ndarray, classes) -> tuple[np.ndarray, np.ndarray]:
+    """Return a class for each example, and factors on its outputs, `(examples, outputs)`,
+    whose sum is the logit of that class.
+
+    Args:
+        graph: The graph of a classifier.
+        logits: Its logits.
+        classes: Class numbers, 0 or 1 for a binary classifier. None: the predicted ones;
+            of several classes at once the most probable.
+
+    Raises:
+        ValueError: for classes that the model does not have.
+    """
+    model = classifier(graph)
+    answers = Outputs(model.count, "sigmoid" if model.is_binary else "softmax", are_logits=True)
+    classes = check_labels(classes, len(logits))
+    classes = answers.answers(logits) if classes is None else classes
+    chosen = answers.check_labels(classes, "classes").astype(int)
+    # the logit of class 0 of a binary classifier is minus that of class 1
+    return chosen, 2.0 * chosen[:, None] - 1 if model.is_binary else np.eye(model.count)[chosen]
+
+
 def check_classes(labels: np.ndarray, graph: Graph, outputs: Outputs) -> np.ndarray:
     """Return labels in the form of the model's answers, see `Outputs.answers`.
 

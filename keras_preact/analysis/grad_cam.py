@@ -7,7 +7,6 @@ from keras import ops
 from keras_preact.analysis import _inputs
 from keras_preact.backend import autodiff
 from keras_preact.backend.arrays import as_numpy
-from keras_preact.classifiers import Outputs
 from keras_preact.graph import Graph
 
 
@@ -56,33 +55,16 @@ def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = No
             f"`images` of shape {', '.join(str(array.shape) for array in arrays)}"
         )
     graph = Graph(model, arrays[0])
-    outputs = [graph.specs[output].shape for output in graph.outputs]
-    if len(outputs) > 1 or len(outputs[0]) != 2:
-        raise ValueError(
-            "Grad-CAM needs a model with one output of shape (batch, classes). Received: "
-            f"outputs of shape {outputs}"
-        )
+    calls = _inputs.logit_calls(graph, "Grad-CAM")
     output = graph.outputs[0]
     tensor = _last_map(graph) if layer is None else _output_of(graph, layer)
-    logits_of = _inputs.before_activation(graph.steps[graph.producers[output]])
-    calls = {graph.producers[output]: logits_of} if logits_of else {}
     values = graph.run(graph.values(arrays[0]), calls=calls)
-    classifier = _inputs.classifier(graph)
-    # of the logits; the most probable one of several classes at once
-    activation = "sigmoid" if classifier.is_binary else "softmax"
-    answers = Outputs(classifier.count, activation, are_logits=True)
-    classes = _inputs.check_labels(classes, len(arrays[0]))
-    if classes is None:
-        classes = answers.answers(as_numpy(values[output]))
-    chosen = answers.check_labels(classes, "classes").astype(int)
+    _, weights = _inputs.class_weights(graph, as_numpy(values[output]), classes)
 
     steps = graph.between(tensor, output)
     logits, pull = autodiff.vjp(
         lambda x: graph.run(values | {tensor: x}, steps, calls)[output], values[tensor]
     )
-    # the logit of class 0 of a binary classifier is minus that of class 1
-    is_binary = classifier.is_binary
-    weights = 2.0 * chosen[:, None] - 1 if is_binary else np.eye(classifier.count)[chosen]
     maps, gradients = (
         ops.convert_to_numpy(ops.cast(result, "float32"))
         for result in (values[tensor], pull(ops.cast(weights, logits.dtype)))

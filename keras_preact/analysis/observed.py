@@ -27,6 +27,8 @@ class Observed:
         labels: Class numbers, or what `loss` takes. None: no labels.
         loss: See `_inputs.loss_of`.
         training: Whether the model is called in training mode.
+        logits: Name of an analysis of logits: the model runs without the softmax or sigmoid
+            at its end. None: it runs as it is.
 
     Attributes:
         graph: Graph of the model, in which a unit or stack of this package is one step.
@@ -46,6 +48,7 @@ class Observed:
         labels=None,
         loss: Callable | None = None,
         training: bool = True,
+        logits: str | None = None,
     ):
         self.model = model
         self.inputs = _inputs.check_sample(model, x)
@@ -64,6 +67,7 @@ class Observed:
                 f"weights in at least one. Received: {len(steps)} operations, "
                 f"{', '.join(step.name for step in steps[:5])}, ..."
             )
+        self.calls = _inputs.logit_calls(self.graph, logits) if logits else {}
         self.loss = _inputs.loss_of(
             self.graph, _inputs.check_labels(labels, len(self.inputs[0])), loss
         )
@@ -89,7 +93,7 @@ class Observed:
         """
         added = dict(added or {})
         results: dict[int, Any] = {}
-        calls: dict[int, Callable] = {}
+        calls: dict[int, Callable] = dict(self.calls)
         scales: dict[int, Any] = {}
         first = 0
         for unit in self.units:
@@ -177,12 +181,21 @@ class Observed:
             lambda x, unit=unit: unit.trace(x, training=graph.training).residual for unit in units
         ]
 
-    def gradients(self, look: Callable, *, detach_residual=False, variables: Sequence = ()):
+    def gradients(
+        self,
+        look: Callable,
+        *,
+        detach_residual=False,
+        variables: Sequence = (),
+        loss: Callable | None = None,
+    ):
         """Return E, what `look` returned for x_0 ... x_L, the gradients at x_0 ... x_L,
         and the gradients of `variables` by their ids. All but E are arrays.
 
-        For x_0, `look` gets a trace that holds only the output.
+        For x_0, `look` gets a trace that holds only the output. `loss`, a function of the
+        list of outputs, replaces E.
         """
+        loss_of = loss or self.loss
         start = self.units[0].start
         numbers = [start, *(unit.output for unit in self.units)]
         shapes = {number: tuple(self.graph.specs[number].shape[1:]) for number in numbers}
@@ -196,19 +209,19 @@ class Observed:
             np.zeros((*units, examples, *shapes[number]), "float32")
             for units, number in zip(stacks, numbers, strict=True)
         ]
-        scale = _inputs.loss_scale(self.model, self.batch, self.loss, self.graph.training)
+        scale = _inputs.loss_scale(self.model, self.batch, loss_of, self.graph.training)
 
-        def loss(*added):
+        def scaled(*added):
             values, seen = self.run(
                 look,
                 added=dict(zip(numbers, added, strict=True)),
                 detach_residual=detach_residual,
             )
-            value = self.loss([values[number] for number in self.graph.outputs])
+            value = loss_of([values[number] for number in self.graph.outputs])
             first = look(Trace(None, None, None, None, values[start]), -1)
             return scale * value, [ops.expand_dims(first, 0), *seen]
 
-        value, seen, gradients, on_weights = autodiff.value_and_gradients(loss, arrays, variables)
+        value, seen, gradients, on_weights = autodiff.value_and_gradients(scaled, arrays, variables)
         by_unit: list[np.ndarray] = []
         for unit, gradient in zip([None, *self.units], gradients, strict=True):
             array = ops.convert_to_numpy(gradient) / scale

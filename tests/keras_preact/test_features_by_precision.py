@@ -147,6 +147,12 @@ def grad_cam(model):
     return {"maps": kp.analysis.grad_cam(model, X, LABELS)}
 
 
+def contributions(model):
+    """The rounding of the logits is a part of the bias."""
+    found = kp.analysis.contributions(model, X, LABELS)
+    return numbers(found, "start", "residual", "logits")
+
+
 def channel_profile(model):
     return numbers(kp.analysis.channel_profile(model, X), "size")
 
@@ -234,6 +240,7 @@ OF_ANY_MODEL = (
     curvature,
     gradient_noise,
     grad_cam,
+    contributions,
     channel_profile,
 )
 OF_NETWORKS = (

@@ -166,6 +166,18 @@ def test_maps_are_those_of_the_logits(name, maker):
     harness.close(predicted, kp.analysis.grad_cam(model, X, own), 1e-6)
 
 
+@pytest.mark.parametrize(("name", "maker"), list(zip(KINDS, 2 * MAKERS, strict=True)))
+def test_parts_add_up_to_logits(name, maker):
+    model, logits = made(name, maker)
+    kind = KINDS[name]
+    classes = np.arange(len(X)) % (2 if kind.is_binary else 3)
+    found = kp.analysis.contributions(model, X, classes)
+    outputs = np.concatenate([-logits, logits], axis=1) if kind.is_binary else logits
+    assert len(found.residual) == 2
+    total = found.start + found.residual.sum(axis=0) + found.bias
+    harness.close(total, outputs[np.arange(len(X)), classes])
+
+
 @EVERY
 def test_temperature(name, maker):
     _, logits = made(name, maker)

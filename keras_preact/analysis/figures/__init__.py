@@ -3,6 +3,7 @@
 """
 
 from keras_preact.analysis.figures.channels import channel_heat_map
+from keras_preact.analysis.figures.contributions import logit_contributions
 from keras_preact.analysis.figures.diagrams import (
     arrangements_figure,
     diagram,
@@ -16,6 +17,7 @@ from keras_preact.analysis.figures.maps import class_maps
 from keras_preact.analysis.figures.mean_field import depth_scales
 from keras_preact.analysis.figures.propagation import (
     activation_norms,
+    alignment,
     gradient_norms,
     residual_ratio,
     truncation,

@@ -84,6 +84,27 @@ def residual_ratio(signals: Mapping[str, Propagation]) -> Any:
     )
 
 
+def alignment(signals: Mapping[str, Propagation]) -> Any:
+    """Draw by unit the cosine between what the shortcut and what the branch add (above),
+    and between what the shortcut adds and the output (below). See `gradient_norms`.
+
+    A plain network has no shortcut. Its cosines are not drawn.
+    """
+    style.need(signals)
+    panels = []
+    for field, what, label in (
+        ("residual_cosine", "Cosine between shortcut and branch", r"$\cos(h(x_l), F(x_l))$"),
+        ("output_cosine", "Cosine between shortcut and output", r"$\cos(h(x_l), x_{l+1})$"),
+    ):
+        series = {name: getattr(network, field) for name, network in signals.items()}
+        values = np.concatenate(list(series.values()))
+        known = values[~np.isnan(values)]
+        title = f"{what}: {style.spread(known) if known.size else 'no shortcuts'}"
+        ends = (1.1 * known.min(initial=-0.01), 1.1 * known.max(initial=0.01))
+        panels.append(style.Panel(title, label, series, limits=ends))
+    return _by_depth(signals, UNIT, *panels, height=5.4)
+
+
 def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
     """Draw the norms of the gradients of each unit's kernels by depth, one panel per
     network. See `gradient_norms`.

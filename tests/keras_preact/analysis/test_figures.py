@@ -11,6 +11,7 @@ import pytest
 
 import keras_preact as kp
 from keras_preact.analysis import figures
+from keras_preact.analysis.contributions import Contributions
 from keras_preact.analysis.ensemble import Lesions
 from keras_preact.analysis.figures import style
 from keras_preact.analysis.identities import DirectPath, IdentityCheck
@@ -59,6 +60,10 @@ RATIO = {
     "net": signals(residual_norm=np.array([1.0, 1, 3]), shortcut_norm=np.array([2.0, 1, 1])),
     "plain": signals(shortcut_norm=np.zeros(3)),
 }
+ANGLES = {
+    "net": signals(residual_cosine=np.array([-0.5, 0.1, 0.2])),
+    "plain": signals(residual_cosine=np.full(3, nan), output_cosine=np.full(3, nan)),
+}
 SOME = {"a/kernel": np.array([1.0, nan, 3]), "b/kernel": np.array([nan, 2.0, nan])}
 SPECTRUM = Spectrum(np.array([8.0, 4.0, 0.5, 1e-9, 0.0]), (5, 5), exact=True)
 VARIANCES = (0.5, 1.0, 2.0)
@@ -77,6 +82,13 @@ LINES = {
     "gradient norms": (lambda: figures.gradient_norms(NETS), of_each("gradient_norm")),
     "activation norms": (lambda: figures.activation_norms(NETS), of_each("x_norm")),
     "truncation": (lambda: figures.truncation(NETS), of_each("cut", "dead")),
+    "alignment": (
+        lambda: figures.alignment(ANGLES),
+        [
+            {"net": [-0.5, 0.1, 0.2], "plain": [nan] * 3},
+            {"net": ANGLES["net"].output_cosine, "plain": [nan] * 3},
+        ],
+    ),
     "ratio": (lambda: figures.residual_ratio(RATIO), [{"net": [0.5, 1, 3], "plain": [nan] * 3}]),
     "weight gradients": (
         lambda: figures.weight_gradients(NETS),
@@ -283,6 +295,22 @@ def test_lesions_and_path_lengths():
     shares = kp.analysis.path_lengths(10)
     figure = figures.path_length_shares(shares)
     assert [bar.get_height() for bar in figure.axes[0].patches] == shares.tolist()
+    layout.check(figure)
+
+
+@pytest.mark.parametrize("units", [1, 18, 100])
+def test_logit_contributions(units):
+    rows = np.random.default_rng(0).normal(size=(units + 2, 4))
+    names = tuple(f"stage3_unit{i}" for i in range(1, units + 1))
+    parts = (np.arange(4), rows[0], rows[1:-1], rows[-1], rows.sum(axis=0))
+    figure = figures.logit_contributions(Contributions(names, *parts))
+    axes = figure.axes[0]
+    np.testing.assert_allclose([bar.get_height() for bar in axes.patches], rows.mean(axis=1))
+    points = axes.collections[0].get_offsets().reshape(units + 2, 4, 2)
+    np.testing.assert_allclose(points[..., 1], rows)
+    np.testing.assert_array_equal(points[:, 0, 0], np.arange(units + 2))
+    best = names[rows[1:-1].mean(axis=1).argmax()]
+    assert title(axes).startswith(f"{best} adds most to the logit: ")
     layout.check(figure)
 
 

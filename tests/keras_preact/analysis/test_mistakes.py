@@ -11,6 +11,7 @@ import keras_preact as kp
 from keras_preact.analysis import (
     MeanField,
     audit,
+    contributions,
     figures,
     grad_cam,
     jacobians,
@@ -33,6 +34,16 @@ def dense():
 
 def images_to(*own):
     return keras.Sequential([keras.Input((8, 8, 2)), *own])
+
+
+def deep(**options):
+    return kp.models.resnet_cifar(14, width_factor=0.25, input_shape=(8, 8, 2), **options)
+
+
+def two_ends():
+    model = network()
+    ends = [layers.GlobalAveragePooling2D()(model.unit_outputs[i]) for i in (0, -1)]
+    return keras.Model(model.input, layers.Dense(3)(layers.Concatenate()(ends)))
 
 
 def signals(labels, images=IMAGES):
@@ -99,6 +110,18 @@ WRONG = [
     (lambda: grad_cam(network(), IMAGES, layer="head_classifier"), "must be a map"),
     (lambda: grad_cam(images_to(layers.Conv2D(2, 1)), IMAGES), "(batch, classes)"),
     (lambda: grad_cam(images_to(layers.Flatten(), layers.Dense(5)), IMAGES), "Name a layer"),
+    # contributions
+    (lambda: contributions(network(), IMAGES, [1, 10]), "0 to 9"),
+    (lambda: contributions(network(include_top=False), IMAGES), "(batch, classes)", "over units"),
+    (lambda: contributions(network(activation="gelu"), IMAGES), "head_activation (Activation"),
+    (lambda: contributions(network(normalization="group"), IMAGES), "GroupNormalization"),
+    (lambda: contributions(network(arrangement="original"), IMAGES), "stage3_unit1", "an f"),
+    (
+        lambda: contributions(deep(shortcut=kp.shortcuts.ExclusiveGating(-1.0)), IMAGES),
+        "stage3_unit2",
+        "gated",
+    ),
+    (lambda: contributions(two_ends(), IMAGES), "also reads earlier tensors"),
     # mean-field theory
     (lambda: MeanField("tahn"), "'tanh'"),
     (lambda: MeanField("tanh", -1.0), "weight_variance=-1.0"),
@@ -135,6 +158,7 @@ ANALYSES = {
     "curvature": lambda model, x: kp.analysis.curvature(model, x, probes=1),
     "gradient_noise": kp.analysis.gradient_noise,
     "grad_cam": grad_cam,
+    "contributions": contributions,
 }
 
 

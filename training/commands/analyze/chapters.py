@@ -111,6 +111,10 @@ def signals(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     if ratio.size:  # there are shortcuts
         ends = {"least": ratio.min(), "most": ratio.max(), "median": np.median(ratio)}
         yield _picture("residual_ratio", figures.residual_ratio(networks), name=name, **ends)
+        cosines = propagation.residual_cosine
+        ends = {"least": np.nanmin(cosines), "most": np.nanmax(cosines)}
+        ends["median"] = np.nanmedian(propagation.output_cosine)
+        yield _picture("alignment", figures.alignment(networks), name=name, **ends)
     shares = {"cut": 100 * propagation.cut.max(), "dead": 100 * propagation.dead.max()}
     yield _picture("truncation", figures.truncation(networks), **shares)
     profile = kp.analysis.channel_profile(specimen.model, specimen.x, training=specimen.training)
@@ -165,6 +169,16 @@ def looks(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     yield _picture("class_maps", figure, count=len(images), empty=empty)
 
 
+def logits(specimen: Specimen, quick: bool) -> Iterator[Picture]:
+    if not specimen.trained or specimen.more is None:
+        raise ValueError("only for trained networks and labelled images")
+    images, labels = (each[: len(specimen.x)] for each in specimen.more)
+    parts = kp.analysis.contributions(specimen.model, images, labels)
+    mean = {"logit": parts.logits.mean(), "units": parts.residual.sum(axis=0).mean()}
+    figure = figures.logit_contributions(parts)
+    yield _picture("contributions", figure, {"contributions": parts}, count=len(images), **mean)
+
+
 def jacobian(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     units = len(_units(specimen))
     if quick:
@@ -210,6 +224,7 @@ CHAPTERS: Mapping[str, Callable[[Specimen, bool], Iterator[Picture]]] = {
     "What the shortcuts carry": identities,
     "An ensemble of paths": ensemble,
     "Where the network looks": looks,
+    "What the units add to a logit": logits,
     "Jacobian": jacobian,
 }
 
