@@ -4,7 +4,14 @@ from keras_preact.analysis import figures
 from keras_preact.analysis.audit import Audit, AuditFinding, Status, audit
 from keras_preact.analysis.channels import ChannelProfile, channel_profile
 from keras_preact.analysis.contributions import Contributions, contributions
-from keras_preact.analysis.curvature import Curvature, GradientNoise, curvature, gradient_noise
+from keras_preact.analysis.curvature import (
+    CriticalRate,
+    Curvature,
+    GradientNoise,
+    critical_rate,
+    curvature,
+    gradient_noise,
+)
 from keras_preact.analysis.ensemble import Lesions, lesions, path_lengths, random_lesions
 from keras_preact.analysis.grad_cam import grad_cam
 from keras_preact.analysis.identities import (

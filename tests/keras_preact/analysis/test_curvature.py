@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 import keras_preact as kp
-from keras_preact.analysis import curvature, gradient_noise
+from keras_preact.analysis import critical_rate, curvature, gradient_noise
 from tests.keras_preact import harness
 
 pytestmark = pytest.mark.backend
@@ -75,7 +75,7 @@ def test_of_a_network_with_a_hidden_layer():
     assert abs(found.trace - np.trace(hessian)) < 5 * found.trace_error
 
 
-def test_stacks_have_the_curvature_of_their_units():
+def test_stacks_have_the_curvature_and_critical_rate_of_their_units():
     model = kp.models.ResidualNetwork(
         [(4, 3)],
         stem="3x3",
@@ -94,6 +94,11 @@ def test_stacks_have_the_curvature_of_their_units():
         for each in (model, kp.models.stack(model))
     )
     np.testing.assert_allclose(other, one, rtol=2e-3)
+    one, other = (
+        critical_rate(each, x, labels, keras.optimizers.SGD(0.1)).rate
+        for each in (model, kp.models.stack(model))
+    )
+    assert 0 < other == pytest.approx(one, rel=0.2)
     for weight, was in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, was)
 
@@ -118,3 +123,62 @@ def test_noise_without_a_gradient():
     found = gradient_noise(model, np.ones((24, 5)), labels, loss=squares, parts=24)
     assert found.square < 0
     assert (found.scale, found.batch_size) == (float("inf"), None)
+
+
+def quadratic(model):
+    """The gradient and the Hessian's product with a matrix, of `squares`, in NumPy."""
+    [kernel] = model.get_weights()
+    return X.T @ (X @ kernel - Y) / len(X), lambda d: X.T @ X @ d / len(X)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(1e-3),
+        lambda: keras.optimizers.SGD(3.0),
+        lambda: kp.optimizers.CoupledSGD(0.1, momentum=0.5, coupled_weight_decay=0.1),
+        lambda: kp.optimizers.AdamW(0.01, weight_decay=0.1),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+    ],
+)
+def test_critical_rate_of_a_quadratic(make):
+    """L(a d) - L(0) = a g d + a^2 d H d / 2 is 0 at a = -2 g d / d H d; d is the update
+    that the optimizer then really makes.
+    """
+    model, optimizer, labels = dense(), make(), Y.astype("float32")
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer.build(model.trainable_variables)
+    gradient, _ = quadratic(model)
+    inner.apply([ops.convert_to_tensor(gradient, "float32")])  # momentum
+    gradient, hessian = quadratic(model)
+    before = [harness.numpy(each) for each in optimizer.variables]
+    [old] = model.get_weights()
+    found = critical_rate(model, X, labels, optimizer, loss=squares)
+    for variable, was in zip(optimizer.variables, before, strict=True):
+        np.testing.assert_array_equal(harness.numpy(variable), was)
+    np.testing.assert_array_equal(model.get_weights()[0], old)
+    scale = inner.loss_scale_factor or 1
+    inner.apply([ops.convert_to_tensor(scale * gradient, "float32")])
+    update = model.get_weights()[0].astype("float64") - old
+    factor = -2 * (gradient * update).sum() / (update * hessian(update)).sum()
+    rate = float(ops.convert_to_numpy(optimizer.learning_rate))
+    assert found.learning_rate == pytest.approx(rate)
+    assert found.rate == pytest.approx(factor * rate, rel=0.1)
+    assert found.share == pytest.approx(1 / factor, rel=0.1)
+    assert found.sharpness == pytest.approx(2 / (factor * rate), rel=0.1)
+    assert found.passes <= 6 + abs(np.log2(factor)) / 2
+
+
+def test_critical_rate_uphill_and_without_end():
+    model, labels = dense(), Y.astype("float32")
+    uphill = keras.optimizers.SGD(0.1, momentum=0.9)
+    uphill.build(model.trainable_variables)
+    gradient, _ = quadratic(model)
+    velocity = next(each for each in uphill.variables if each.shape == (5, 2))
+    velocity.assign(gradient.astype("float32"))
+    found = critical_rate(model, X, labels, uphill, loss=squares)
+    assert (found.rate, found.share, found.sharpness) == (0, np.inf, np.inf)
+    found = critical_rate(
+        model, X, optimizer=keras.optimizers.SGD(1.0), loss=lambda _, y: ops.mean(y, axis=-1)
+    )
+    assert (found.rate, found.share, found.sharpness) == (np.inf, 0, 0)

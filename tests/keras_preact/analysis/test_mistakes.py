@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from keras.optimizers import SGD
 
 import keras_preact as kp
 from keras_preact.analysis import (
@@ -102,6 +103,9 @@ WRONG = [
     (lambda: kp.analysis.curvature(dense(), FLOATS, probes=0), "`probes`"),
     (lambda: kp.analysis.gradient_noise(dense(), np.ones((8, 3)), parts=3), "divide the 8"),
     (lambda: kp.analysis.gradient_noise(dense(), FLOATS, parts=1), "at least 2"),
+    # the critical rate
+    (lambda: kp.analysis.critical_rate(dense(), FLOATS), "compile the model"),
+    (lambda: kp.analysis.critical_rate(dense(), FLOATS, None, SGD(0.0)), "an update of 0"),
     # Grad-CAM
     (lambda: grad_cam(network(), IMAGES, [1, 2, 3]), "a label for each example"),
     (lambda: grad_cam(network(), IMAGES, [1, 10]), "0 to 9"),
@@ -157,6 +161,7 @@ ANALYSES = {
     "lesions": lambda model, x: lesions(model, x, np.arange(8), [(1,)]),
     "curvature": lambda model, x: kp.analysis.curvature(model, x, probes=1),
     "gradient_noise": kp.analysis.gradient_noise,
+    "critical_rate": lambda model, x: kp.analysis.critical_rate(model, x, None, SGD(0.1)),
     "grad_cam": grad_cam,
     "contributions": contributions,
 }
