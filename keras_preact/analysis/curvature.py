@@ -277,7 +277,8 @@ def critical_rate(
     >>> found.share < 1  # an update at 0.1 lowers the loss
     True
 
-    Source: arXiv 2601.16979, Sec. 1: critical sharpness and its search along the update.
+    Source: arXiv 2601.16979, abstract: critical sharpness, from forward passes along the
+        update.
     """
     arrays = _inputs.check_sample(model, x)
     _inputs.watch(model, x)
@@ -290,7 +291,8 @@ def critical_rate(
         )
     variables = model.trainable_variables
     value, scale = _loss(model, Graph(model, _one(arrays)), arrays, labels, loss, training)
-    *_, gradients = autodiff.value_and_gradients(lambda: (value(), []), [], variables)
+    with autodiff.same_random_numbers():
+        *_, gradients = autodiff.value_and_gradients(lambda: (value(), []), [], variables)
     exact = [ops.cast(gradient, "float32") / scale for gradient in gradients]
     start = [ops.copy(variable.value) for variable in variables]
     update = _next_update(optimizer, variables, exact)
@@ -315,7 +317,7 @@ def critical_rate(
 
     def loss_at(factor: float) -> float:
         passes.append(factor)
-        with autodiff.without_gradients():
+        with autodiff.without_gradients(), autodiff.same_random_numbers():
             return float(moved(ops.convert_to_tensor(factor, "float32"), *tensors))
 
     passes: list[float] = []

@@ -120,7 +120,7 @@ def propagation(
     ((10,), (10,), 'stage3_unit3')
 
     Source: Eq. 3 to 5, Sec. 3 and 4.1 of arXiv 1603.05027; for the part of F that is
-        parallel to x, Sec. 3 of arXiv 2505.11881.
+        parallel to x, arXiv 2505.11881.
     """
     observed = Observed(model, x, labels, loss, training)
     _inputs.watch(model, x)

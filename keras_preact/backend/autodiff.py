@@ -36,6 +36,19 @@ def without_gradients() -> contextlib.AbstractContextManager:
     return torch.no_grad()
 
 
+def same_random_numbers() -> contextlib.AbstractContextManager:
+    """Return a context that leaves PyTorch's own generator as it was, so that layers without
+    a seed draw the same numbers in each. On the other backends all random numbers come
+    from variables, which nothing here changes.
+    """
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    return torch.random.fork_rng(devices)
+
+
 def value_and_gradients(
     function: Callable, arrays: Sequence, variables: Sequence[keras.Variable] = ()
 ):
