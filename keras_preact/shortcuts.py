@@ -3,7 +3,7 @@ later ones, and zero padding for units that change the shape.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -231,6 +231,26 @@ class ShortcutLayers(keras.Layer):
             return of.paths(x, residual, chains.run_chain(self.transform, given, training))
         paths = of.paths(self._split(x), residual, transformed)
         return tuple(ops.concatenate(path, self.axis) for path in paths)
+
+    def linear(self, x, training=None) -> Callable:
+        """Return the linear map that the shortcut is if its gates, and the coefficients of
+        its streams, stay as they are at x.
+        """
+        fixed = self.of.gated or self.of.streams > 1
+        coefficients = chains.run_chain(self.transform, x, training) if fixed else None
+
+        def apply(vector):
+            transformed = coefficients
+            if not fixed and self.of.transforms == "x":
+                transformed = chains.run_chain(self.transform, vector, training)
+            if self.of.streams == 1:
+                path, _ = self.of.paths(vector, ops.zeros_like(vector), transformed)
+                return ops.zeros_like(vector) if path is None else path
+            parts = self._split(vector)
+            path, _ = self.of.paths(parts, ops.zeros_like(parts[0]), transformed)
+            return ops.concatenate(path, self.axis)
+
+        return apply
 
     def _split(self, x) -> list:
         return streams.split(x, self.of.streams, self.axis)

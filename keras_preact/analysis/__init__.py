@@ -15,9 +15,11 @@ from keras_preact.analysis.curvature import (
 from keras_preact.analysis.ensemble import Lesions, lesions, path_lengths, random_lesions
 from keras_preact.analysis.grad_cam import grad_cam
 from keras_preact.analysis.identities import (
+    CompositeGain,
     DirectPath,
     IdentityCheck,
     check_identities,
+    composite_gain,
     direct_path,
     expected_gain,
 )

@@ -1,8 +1,10 @@
 """Check Eq. 4 and 5 on a network, and measure what the shortcuts alone let through."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -10,6 +12,7 @@ from keras import ops
 
 from keras_preact import shortcuts
 from keras_preact.analysis import _inputs
+from keras_preact.analysis.additions import LayerUnit
 from keras_preact.analysis.observed import Observed
 from keras_preact.backend import autodiff
 from keras_preact.units import Trace
@@ -26,13 +29,15 @@ class IdentityCheck:
             shape. For such a unit, all other entries are nan.
         forward_error: `||x_E - x_l - sum F(x_i)|| / ||x_E||`, `(L,)` (Eq. 4).
         direct_norm: `||dE/dx_E||`, the part of dE/dx_l that Eq. 5 predicts for the
-            shortcuts, `(L,)`. It arrives only if h and f are identities.
+            shortcuts, `(L,)`. It arrives only if h and f are identities. With the
+            composite maps, it is what these make of dE/dx_E.
         residual_norm: `||dE/dx_E d/dx_l sum F(x_i)||`, the part that arrives through
             the branches, `(L,)`.
         gradient_error: Norm of dE/dx_l minus both parts, over `||dE/dx_l||`, `(L,)`
             (Eq. 5).
 
-    If the shortcuts and the mappings after the additions are identities, both errors
+    If the shortcuts and the mappings after the additions are identities, or with the
+    composite maps if the shortcuts are linear and the mappings identities, both errors
     are rounding errors of the dtype that the network computes in: about 1e-7 in
     float32, 1e-3 in float16 and 1e-2 in bfloat16. If not, they are of the order of 1.
     """
@@ -46,7 +51,13 @@ class IdentityCheck:
 
 
 def check_identities(
-    model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True
+    model: keras.Model,
+    x,
+    labels=None,
+    *,
+    composite: bool = False,
+    loss: Callable | None = None,
+    training: bool = True,
 ) -> IdentityCheck:
     """Check on a batch whether signals add up as in Eq. 4, and gradients as in Eq. 5.
 
@@ -55,6 +66,11 @@ def check_identities(
 
     Args:
         model, x, labels, loss, training: See `propagation`.
+        composite: Whether the products of the network's own shortcuts take the place of
+            the identities, as in Eq. 7 and 8: `x_E = (h_{E-1} ... h_l) x_l +
+            sum (h_{E-1} ... h_{i+1}) F(x_i)`. Gates, the coefficients of streams and
+            dropout masks count as constants of a batch. On PyTorch, a dropout shortcut
+            must have a seed, or `training=False`.
 
     Raises:
         ValueError: see `propagation`.
@@ -72,7 +88,7 @@ def check_identities(
     True True
     False False
 
-    Source: Eq. 4 and 5 of arXiv 1603.05027.
+    Source: Eq. 4, 5, 7 and 8 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
     _inputs.watch(model, x)
@@ -81,27 +97,165 @@ def check_identities(
         values, residuals = observed.run(lambda trace, axis: ops.cast(trace.residual, "float32"))
     residual = [ops.convert_to_numpy(row) for rows in residuals for row in rows]
     gradient = [row.astype("float64") for row in gradients]
-    branches = [branch for unit in observed.units for branch in observed.branches(unit, values)]
+    branches = [
+        branch
+        for unit in observed.units
+        for branch in observed.branches(unit, values, with_shortcut=composite)
+    ]
 
     ends = _ends(signal)
     units = len(residual)
+    maps = _maps(observed, values, signal, ends) if composite else [_IDENTITY] * units
     errors = np.full((4, units), np.nan)
-    added = through = np.zeros(())
+    direct = added = through = np.zeros(())
     for i in reversed(range(units)):
         if ends[i] < 0:
             continue
-        if ends[i] == i:
-            added, through = np.zeros(signal[i].shape), np.zeros(signal[i].shape)
         end = ends[i] + 1
-        through = through + _pulled(branches[i], signal[i], gradient[i + 1])
-        added = added + residual[i]
+        if end == i + 1:
+            direct, added, through = gradient[end], *np.zeros((2, *signal[i].shape))
+        pulled = _pulled(branches[i], signal[i], gradient[i + 1])
+        if composite:  # of the sum of both paths
+            pulled = pulled - maps[i].transposed(gradient[i + 1])
+        direct, through = maps[i].transposed(direct), maps[i].transposed(through) + pulled
+        added = added + _carried(residual[i], maps[i + 1 : end])
+        start = _carried(signal[i], maps[i:end])
         errors[:, i] = (
-            np.linalg.norm(signal[end] - signal[i] - added) / np.linalg.norm(signal[end]),
-            np.linalg.norm(gradient[end]),
+            np.linalg.norm(signal[end] - start - added) / np.linalg.norm(signal[end]),
+            np.linalg.norm(direct),
             np.linalg.norm(through),
-            np.linalg.norm(gradient[i] - gradient[end] - through) / np.linalg.norm(gradient[i]),
+            np.linalg.norm(gradient[i] - direct - through) / np.linalg.norm(gradient[i]),
         )
     return IdentityCheck(observed.names, ends, *errors)
+
+
+class _Map(NamedTuple):
+    """A linear map of arrays, and its transpose."""
+
+    of: Callable
+    transposed: Callable
+
+
+_IDENTITY = _Map(lambda vector: vector, lambda vector: vector)
+
+
+def _maps(observed: Observed, values: dict, signal: Sequence, ends: np.ndarray) -> list[_Map]:
+    """Return the map of each unit's shortcut at the unit's x_l. The entry of a unit that
+    changes the shape must not be used.
+    """
+    at = [each for unit in observed.units for each in observed.shortcuts(unit, values)]
+    return [
+        _IDENTITY if end < 0 else _map(shortcut, x)
+        for shortcut, x, end in zip(at, signal[:-1], ends, strict=True)
+    ]
+
+
+def _map(shortcut: Callable, x: np.ndarray) -> _Map:
+    with keras.StatelessScope():
+        linear = shortcut(ops.convert_to_tensor(x))
+
+    def of(vector):
+        with keras.StatelessScope():
+            return ops.convert_to_numpy(linear(ops.convert_to_tensor(vector, "float32")))
+
+    return _Map(of, functools.partial(_pulled, linear, x))
+
+
+def _carried(vector: np.ndarray, maps: Sequence[_Map]) -> np.ndarray:
+    return functools.reduce(lambda carried, each: each.of(carried), maps, vector)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompositeGain:
+    """Gain of the product of the shortcuts from x_l to x_E for each unit l of L. See
+    `IdentityCheck` for x_E.
+
+    Attributes:
+        units: Names of the units, in order.
+        ends: Index of the unit that returns x_E, `(L,)`; -1 for a unit that changes the
+            shape. For such a unit, both gains are nan.
+        forward: Largest sum of the absolute values in a row, the mean over the batch and
+            all positions, `(L,)`: how much a signal can grow.
+        backward: The same of the columns: how much a gradient can grow.
+    """
+
+    units: tuple[str, ...]
+    ends: np.ndarray
+    forward: np.ndarray
+    backward: np.ndarray
+
+
+def composite_gain(model: keras.Model, x, *, training: bool = False) -> CompositeGain:
+    """Measure how much the product of all shortcuts can enlarge a signal and a gradient.
+
+    For hyper-connections the product is that of the matrices H_res. A shortcut with one
+    stream multiplies each entry by a number: identity 1, constant scaling `lambda^n`,
+    and a gate its own at each position.
+
+    Args:
+        model, x, training: See `propagation`.
+
+    Raises:
+        ValueError: see `propagation`; and for a shortcut that mixes channels.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> halved = kp.models.resnet_cifar(20, input_shape=(8, 8, 1), shortcut="constant_scaling")
+    >>> x = np.random.default_rng(0).normal(size=(2, 8, 8, 1))
+    >>> gain = kp.analysis.composite_gain(halved, x)
+    >>> gain.forward[:3].tolist()
+    [0.125, 0.25, 0.5]
+
+    Source: Sec. 3.1 of arXiv 2512.24880.
+    """
+    observed = Observed(model, x, training=training)
+    _inputs.watch(model, x)
+    with keras.StatelessScope():
+        values, outputs = observed.run(lambda trace, axis: ops.cast(trace.output, "float32"))
+    signal = [
+        ops.convert_to_numpy(ops.cast(values[observed.units[0].start], "float32")),
+        *(ops.convert_to_numpy(row) for rows in outputs for row in rows),
+    ]
+    ends = _ends(signal)
+    maps = _maps(observed, values, signal, ends)
+    places = [
+        (unit.template.h.streams, 1 if unit.template.data_format == "channels_first" else -1)
+        if isinstance(unit, LayerUnit)
+        else (1, -1)
+        for unit in observed.units
+        for _ in unit.names
+    ]
+    gains = np.full((2, len(ends)), np.nan)
+    product = np.zeros(())
+    for i in reversed(range(len(ends))):
+        if ends[i] < 0:
+            continue
+        matrix = _matrix(maps[i].of, signal[i], *places[i], observed.names[i])
+        product = matrix if ends[i] == i else np.einsum("rs...,st...->rt...", product, matrix)
+        gains[:, i] = [np.abs(product).sum(axis).max(0).mean() for axis in (1, 0)]
+    return CompositeGain(observed.names, ends, *gains)
+
+
+def _matrix(linear: Callable, x: np.ndarray, streams: int, axis: int, name: str) -> np.ndarray:
+    """Return the entries of a map that mixes streams, `(streams, streams, *shape of one)`."""
+    one = np.split(x, streams, axis)[0].shape
+
+    def column(s: int) -> list[np.ndarray]:
+        basis = np.concatenate([np.full(one, float(r == s)) for r in range(streams)], axis)
+        return np.split(linear(basis), streams, axis)
+
+    matrix = np.stack(list(map(column, range(streams))), 1).astype("float64")
+    vector = np.random.default_rng(0).normal(size=x.shape).astype("float32")
+    want = np.einsum("rs...,s...->r...", matrix, np.stack(np.split(vector, streams, axis)))
+    found = np.stack(np.split(linear(vector), streams, axis))
+    if np.linalg.norm(found - want) > 0.05 * np.linalg.norm(want):
+        raise ValueError(
+            "The gain is measured for shortcuts that mix streams, or multiply each entry: use "
+            f"`direct_path` for this one. Received: the shortcut of {name}, which mixes channels"
+        )
+    return matrix
 
 
 def _pulled(branch: Callable, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:

@@ -165,21 +165,54 @@ class Observed:
         weights = [weight for unit in self.units for _, weight in self.weights(unit)]
         return list({id(weight): weight for weight in weights}.values())
 
-    def branches(self, unit: Unit, values: dict[int, Any]) -> list[Callable]:
-        """Return F of each unit as a function of x_l. `values` holds all tensors."""
+    def branches(
+        self, unit: Unit, values: dict[int, Any], *, with_shortcut=False
+    ) -> list[Callable]:
+        """Return F of each unit, or F and its shortcut, as a function of x_l. `values`
+        holds all tensors.
+        """
         graph = self.graph
         if isinstance(unit, Addition):
-            return [
-                lambda x: graph.run(values | {unit.start: x}, unit.residual_steps)[unit.residual]
-            ]
+            steps = sorted({*unit.residual_steps, *unit.shortcut_steps})
+
+            def added(x):
+                found = graph.run(values | {unit.start: x}, steps)
+                return found[unit.residual] + (found[unit.shortcut] if with_shortcut else 0)
+
+            return [added]
         assert isinstance(unit, LayerUnit)
-        layer = unit.layer
-        units = [layer]
-        if isinstance(layer, UnitStack):
-            units = [layer.unit(i) for i in range(unit.depth)]
+        part = "sum" if with_shortcut else "residual"
         return [
-            lambda x, unit=unit: unit.trace(x, training=graph.training).residual for unit in units
+            lambda x, layer=layer: getattr(layer.trace(x, training=graph.training), part)
+            for layer in self._layers(unit)
         ]
+
+    def shortcuts(self, unit: Unit, values: dict[int, Any]) -> list[Callable]:
+        """Return a function of x_l for each unit. It returns the linear map that the
+        shortcut is at this x_l, of float32 tensors. `values` holds all tensors.
+        """
+        graph = self.graph
+        if isinstance(unit, Addition):
+
+            def path(vector):
+                found = graph.run(values | {unit.start: vector}, unit.shortcut_steps)
+                return ops.cast(found[unit.shortcut], "float32")
+
+            return [lambda x: path]
+        assert isinstance(unit, LayerUnit)
+
+        def at(x, layer: ResidualUnit) -> Callable:
+            dtype = layer.compute_dtype
+            linear = layer.shortcut.linear(ops.cast(x, dtype), graph.training)
+            return lambda vector: ops.cast(linear(ops.cast(vector, dtype)), "float32")
+
+        return [functools.partial(at, layer=layer) for layer in self._layers(unit)]
+
+    @staticmethod
+    def _layers(unit: LayerUnit) -> list[ResidualUnit]:
+        """Return the unit, or the units of a stack."""
+        layer = unit.layer
+        return list(map(layer.unit, range(unit.depth))) if isinstance(layer, UnitStack) else [layer]
 
     def gradients(
         self,

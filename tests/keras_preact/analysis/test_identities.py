@@ -1,5 +1,6 @@
 """Eq. 4 and 5 and the direct path, against NumPy and closed forms."""
 
+import functools
 import math
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact.layers import streams
 from tests import reference
 from tests.keras_preact import harness
 from tests.keras_preact.analysis.test_propagation import (
@@ -37,6 +39,96 @@ def test_what_is_clean(arrangement, shortcut):
         np.testing.assert_array_equal(np.isnan(getattr(check, name)), changes, name)
     errors = np.array([check.forward_error, check.gradient_error])[:, ~changes]
     assert errors.max() < 1e-4 if clean else errors.min() > 0.01
+
+
+#: Shortcuts that are linear in x once their gates are fixed, by what they are called here.
+LINEAR = {
+    **{name: kp.shortcuts.get(name) for name in ("constant_scaling", "conv1x1", "none")},
+    **{name: kp.shortcuts.get(name, -1.0) for name in ("exclusive_gating", "shortcut_only_gating")},
+    "decayed_identity": kp.shortcuts.DecayedIdentity(0.4),
+    "dropout": kp.shortcuts.Dropout(0.3, seed=1),
+    **{f"streams, {c}": kp.shortcuts.HyperConnections(4, c) for c in streams.CONSTRAINTS},
+    "streams on maps": kp.shortcuts.HyperConnections(2, "none", "map"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.backend] * (name in ("dropout", "streams, sinkhorn")))
+        for name in LINEAR
+    ],
+)
+def test_composite_maps_of_linear_shortcuts(name):
+    """With them Eq. 4 and 5 hold again, in both kinds of stack. Masks are the same if the
+    shortcut runs twice.
+    """
+    model = network(
+        20, shortcut=LINEAR[name], stacked=name in ("conv1x1", "streams, none", "dropout")
+    )
+    batch = harness.images(3, 8, 8, 2), np.arange(3)
+    training = name != "dropout" or keras.backend.backend() != "torch"
+    check = kp.analysis.check_identities(model, *batch, composite=True, training=training)
+    for errors in (check.forward_error, check.gradient_error):
+        assert np.nanmax(errors) < 2e-5
+    plain = kp.analysis.check_identities(model, *batch, training=training)
+    assert np.nanmax(plain.forward_error) > 1e-3 or not training
+
+
+def test_composite_maps_need_identities_after_the_addition():
+    model = network(20, arrangement="original", shortcut="constant_scaling")
+    check = kp.analysis.check_identities(model, harness.images(3, 8, 8, 2), composite=True)
+    assert np.nanmin([check.forward_error, check.gradient_error]) > 0.01
+
+
+def test_composite_maps_of_any_model():
+    inputs = keras.Input((8, 8, 4))
+    x = keras.layers.Conv2D(4, 3, padding="same")(inputs)
+    for _ in range(3):
+        branch = keras.layers.Conv2D(4, 3, padding="same", activation="tanh")(x)
+        x = keras.layers.add([keras.layers.Conv2D(4, 1, use_bias=False)(x), branch])
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(x))
+    check = kp.analysis.check_identities(model, harness.images(3, 8, 8, 4), composite=True)
+    assert max(check.forward_error.max(), check.gradient_error.max()) < 1e-5
+    with pytest.raises(ValueError, match="mixes channels"):
+        kp.analysis.composite_gain(model, harness.images(3, 8, 8, 4))
+
+
+@pytest.mark.parametrize("constraint", streams.CONSTRAINTS)
+def test_composite_gains_of_streams(constraint):
+    """Products of the matrices that NumPy computes."""
+    h = kp.shortcuts.HyperConnections(3, constraint)
+    model = network(20, shortcut=h, stacked=constraint == "none")
+    images = harness.images(2, 8, 8, 2)
+    gain = kp.analysis.composite_gain(model, images)
+    x, matrices = first_input(model, images), []
+    for unit in numpy_units(model, shortcut="hyper_connections", hyper=(3, constraint, "pixel")):
+        x = unit(x)
+        matrices.append(unit.coefficients[2])
+    for i, end in enumerate(gain.ends):
+        if end < 0:
+            assert np.isnan([gain.forward[i], gain.backward[i]]).all()
+            continue
+        product = np.abs(functools.reduce(lambda later, h: h @ later, matrices[i : end + 1]))
+        assert gain.forward[i] == pytest.approx(product.sum(-1).max(-1).mean(), rel=1e-4)
+        assert gain.backward[i] == pytest.approx(product.sum(-2).max(-1).mean(), rel=1e-4)
+    if constraint == "permutations":
+        np.testing.assert_allclose([gain.forward[:3], gain.backward[:3]], 1, rtol=1e-5)
+
+
+def test_composite_gains_of_one_stream():
+    images = harness.images(2, 8, 8, 2)
+    gains = {
+        name: kp.analysis.composite_gain(network(14, shortcut=h), images)
+        for name, h in LINEAR.items()
+        if name in ("constant_scaling", "none", "shortcut_only_gating")
+    }
+    for gain in gains.values():
+        np.testing.assert_array_equal(gain.forward, gain.backward)
+        np.testing.assert_array_equal(gain.ends, [1, 1, -1, 3, -1, 5])
+    assert gains["constant_scaling"].forward[[0, 1, 3]].tolist() == [0.25, 0.5, 0.5]
+    assert gains["none"].forward[[0, 1, 3]].tolist() == [0, 0, 0]
+    assert (gains["shortcut_only_gating"].forward[[0, 1, 3]] < 1).all()
 
 
 @pytest.mark.backend

@@ -232,7 +232,9 @@ def test_trained_weights_are_those_of_the_exported_network(name, weights):
     [(path, exported)] = [each for each in cards.items() if each[1]["model"]["name"] == name]
     assert card["trained"]["iterations"] == exported["run"]["iterations"]
     assert card["trained"]["seed"] == exported["run"]["config"]["seed"]
-    served = tf.saved_model.load(str(path.parent / "1")).signatures["serving_default"]
+    served = tf.saved_model.load(str(path.parent / str(exported["version"]))).signatures[
+        "serving_default"
+    ]
     model = kp.create_model(name, weights=weights, include_preprocessing=True)
     images = np.random.default_rng(0).uniform(0, 255, (4, 32, 32, 3)).astype("float32")
     want = served(images=tf.constant(images))["logits"].numpy()

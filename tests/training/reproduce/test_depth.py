@@ -20,7 +20,8 @@ def run(*arguments):
 def signals(x_mean, x_std, gradient_norm, stages):
     """Return a Propagation. `stages` has the number of units of each stage."""
     units = tuple(f"stage{s}_unit{u}" for s, n in enumerate(stages, 1) for u in range(1, n + 1))
-    names = "x_norm residual_norm residual_mean residual_std shortcut_norm cut dead"
+    names = "x_norm residual_norm residual_mean residual_std shortcut_norm cut dead "
+    names += "residual_cosine residual_parallel output_cosine"
     return kp.analysis.Propagation(
         units=units,
         **dict.fromkeys(words(names), np.zeros(len(units))),
