@@ -578,6 +578,72 @@ class DecayedIdentity(Shortcut):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
+class DepthScaling(Shortcut):
+    """`x + (base / L) ** power * F(x)` in a network of L units, so that one learning rate
+    serves networks of all depths.
+
+    The rate is searched with `base` units, where the network is the ordinary one. All L
+    branches together then move x as much as `base` branches do, if the optimiser's rate of
+    the branches follows: see `kp.optimizers.depth_rates`.
+
+    Args:
+        power: 0.5 (depth-muP): the sum of independent branches keeps its size. 1
+            (CompleteP): the sum of equal branches does, and weights inside a branch learn
+            features at every depth.
+        base: Number of units of the network in which the rate was searched; in a
+            transformer, attention and MLP are two units.
+        units: L. None: the network sets it.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> h = kp.shortcuts.DepthScaling(power=0.5, base=9)
+    >>> model = kp.models.resnet_cifar(74, input_shape=(8, 8, 1), shortcut=h, stacked=False)
+    >>> len(model.units), model.units[0].h.multiplier
+    (36, 0.5)
+
+    Source: depth-muP, arXiv 2310.02244 and 2309.16620; CompleteP, arXiv 2505.01618.
+    """
+
+    power: float = 1.0
+    base: int = 9
+    units: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _checks.is_number(self.power) or not 0 <= self.power <= 1:
+            raise ValueError(f"`power` must be a number in [0, 1]. Received: power={self.power!r}")
+        _checks.positive_int(self.base, "base")
+        if self.units is not None:
+            _checks.positive_int(self.units, "units")
+
+    @property
+    def multiplier(self) -> float:
+        """The factor on F(x).
+
+        Raises:
+            ValueError: if the number of units is not known.
+        """
+        if self.units is None:
+            raise ValueError(
+                "A unit by itself needs DepthScaling(units=...), the number of units in its "
+                "network. Received: units=None"
+            )
+        return (self.base / self.units) ** self.power
+
+    def of_unit(self, index, units):
+        return self if self.units is not None else dataclasses.replace(self, units=units)
+
+    def layers(self, site):
+        _ = self.multiplier  # a unit without the number of units fails here, not in its call
+        return []
+
+    def paths(self, x, residual, transformed):
+        return x, self.multiplier * residual
+
+
+@keras.saving.register_keras_serializable("keras_preact")
 class DeepNormScaling(Shortcut):
     """`L^(1/4) x + F(x)` in a network of L units, each of which gets it as a
     `ConstantScaling`.
@@ -714,6 +780,7 @@ SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType(
         "scaled_residual": ScaledResidual,
         "orthogonal": Orthogonal,
         "decayed_identity": DecayedIdentity,
+        "depth_scaling": DepthScaling,
         "hyper_connections": HyperConnections,
     }
 )

@@ -437,6 +437,8 @@ class Unit:
             return self.weight(x, f"shortcut/{self.weight_name}", stride) + residual
         if self.shortcut == "decayed_identity":
             return self.factors[0] * x + residual
+        if self.shortcut == "depth_scaling":
+            return x + self.factors[1] * residual
         if self.shortcut == "scaled_residual":
             return x + self.weights["shortcut/scale/factor"] * residual
         if self.shortcut == "orthogonal":
@@ -497,6 +499,8 @@ class Network:
                 own = dict(self.options)
                 if own.get("shortcut") == "decayed_identity":
                     own["factors"] = (1 - 0.4 * (len(self.outputs) + 1) / total, 1)  # down to 0.6
+                if own.get("shortcut") == "depth_scaling":
+                    own["factors"] = (1, 9 / total)
                 unit = Unit(
                     below(self.weights, name),
                     filters,

@@ -62,6 +62,7 @@ Shortcut = Literal[
     "scaled_residual",
     "orthogonal",
     "decayed_identity",
+    "depth_scaling",
     "hyper_connections",
 ]
 Block = Literal["basic", "bottleneck", "single", "dense"]
@@ -99,6 +100,9 @@ class Model:
     """Order of BN, ReLU and weights in a unit (Fig. 4 of the paper), or yours: MODULE:OBJECT."""
     shortcut: Shortcut | str | None = None
     """Type of shortcut (Table 1 of the paper, and later ones), or yours: MODULE:OBJECT."""
+    shortcut_options: tuple[str, ...] = ()
+    """Options of --model.shortcut, as NAME=VALUE: for hyper_connections, constraint=none
+    streams=2."""
     scales: tuple[float, float] | None = None
     """Factors of shortcut and residual, such as 0.5 1. For constant_scaling."""
     gate_bias: float | None = None
@@ -146,7 +150,7 @@ class Model:
         changes = {
             key: value
             for key, value in dataclasses.asdict(self).items()
-            if key not in (*START, "scales", "options") and value is not None
+            if key not in (*START, "scales", "shortcut_options", "options") and value is not None
         }
         scaling = {} if self.scales is None else {"shortcut": self._scaling(*self.scales)}
         return changes | scaling | dict(map(read_option, self.options))

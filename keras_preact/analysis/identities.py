@@ -369,6 +369,7 @@ _GAINS: dict[type, Callable] = {
     shortcuts.Identity: lambda shortcut: 1.0,
     shortcuts.ScaledResidual: lambda shortcut: 1.0,
     shortcuts.Orthogonal: lambda shortcut: 1.0,
+    shortcuts.DepthScaling: lambda shortcut: 1.0,
     shortcuts.NoShortcut: lambda shortcut: 0.0,
     shortcuts.ConstantScaling: lambda shortcut: shortcut.shortcut,
     shortcuts.DecayedIdentity: lambda shortcut: shortcut.factor,

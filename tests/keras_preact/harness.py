@@ -35,6 +35,20 @@ SHARED_OPTIONS = (
 
 #: The shortcuts of Table 1, and those whose h is an identity.
 TABLE_1 = list(kp.SHORTCUTS)[:7]
+#: Shortcuts that need their place in a network, for a unit by itself. The factors are those that
+#: `reference.Unit` has by default.
+ALONE = {
+    "decayed_identity": kp.shortcuts.DecayedIdentity(factor=0.5),
+    "depth_scaling": kp.shortcuts.DepthScaling(base=1, units=2),
+}
+
+
+def alone(options):
+    """Return options with the shortcut of a unit by itself."""
+    name = options.get("shortcut")
+    return options | {"shortcut": ALONE[name]} if name in ALONE else options
+
+
 IDENTITIES = ("identity", "scaled_residual", "orthogonal")
 
 
@@ -145,12 +159,8 @@ def with_streams(shape, shortcut="identity"):
 
 
 def unit_of(filters, *, block="basic", **options):
-    """A `ResidualUnit`; options of its block are arguments by name, as in a network. A
-    decayed identity has the factor that `reference.Unit` has by default.
-    """
-    if options.get("shortcut") == "decayed_identity":
-        options["shortcut"] = kp.shortcuts.DecayedIdentity(factor=0.5)
-    return kp.ResidualUnit(filters, **nested(block, options))
+    """A `ResidualUnit`; options of its block are arguments by name, as in a network."""
+    return kp.ResidualUnit(filters, **nested(block, alone(options)))
 
 
 def check_model(build, folder) -> None:

@@ -56,6 +56,7 @@ ROWS = {
     "over channels": (kp.shortcuts.Orthogonal(), lambda x, f: x + across_pixels(x, f)),
     "over map": (kp.shortcuts.Orthogonal("map"), lambda x, f: x + across_maps(x, f)),
     "decayed": (kp.shortcuts.DecayedIdentity(factor=0.9), lambda x, f: 0.9 * x + f),
+    "depth scaled": (kp.shortcuts.DepthScaling(0.5, base=4, units=64), lambda x, f: x + f / 4),
 }
 
 
@@ -154,6 +155,35 @@ def test_factors_in_a_stack():
     np.testing.assert_allclose(on_x, want_on_x, 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_depth_scaling_of_a_network(stacked):
+    """With `base` units the network is the ordinary one. With others it is one of constant
+    factors.
+    """
+    h = kp.shortcuts.DepthScaling(0.5, base=6)
+    x = harness.images(2, 8, 8, 1)
+    for depth, same in (
+        (14, "identity"),
+        (50, kp.shortcuts.ConstantScaling(1.0, 0.5)),
+        (26, kp.shortcuts.DepthScaling(0.5, base=6, units=12)),
+    ):
+        scaled, want = (
+            kp.models.resnet_cifar(
+                depth, shortcut=each, width_factor=0.25, input_shape=(8, 8, 1), stacked=stacked
+            )
+            for each in (h, same)
+        )
+        want.set_weights(scaled.get_weights())
+        np.testing.assert_array_equal(harness.numpy(scaled(x)), harness.numpy(want(x)))
+
+
+def test_both_units_of_a_transformer_layer_count():
+    model = kp.models.transformer(
+        2, width=8, input_shape=(8, 8, 1), shortcut=kp.shortcuts.DepthScaling(1, base=1)
+    )
+    assert [unit.h.multiplier for unit in model.units] == [0.25] * 4
+
+
 def test_decay_of_the_scale():
     """It is decayed as any weight, and a word excludes it."""
     unit = kp.ResidualUnit(4, shortcut=kp.shortcuts.ScaledResidual(1.0))
@@ -176,6 +206,10 @@ WRONG = [
     (lambda: made(kp.shortcuts.Orthogonal("map"), (2, 4, 5)), "an input of 3 dimensions"),
     (lambda: kp.shortcuts.DecayedIdentity(1.5), "last=1.5"),
     (lambda: made(kp.shortcuts.DecayedIdentity(), (2, 5)), "needs DecayedIdentity(factor=...)"),
+    (lambda: kp.shortcuts.DepthScaling(2), "power=2"),
+    (lambda: kp.shortcuts.DepthScaling(base=0), "base=0"),
+    (lambda: kp.shortcuts.DepthScaling(units=0), "units=0"),
+    (lambda: made(kp.shortcuts.DepthScaling(), (2, 5)), "needs DepthScaling(units=...)"),
 ]
 
 

@@ -21,7 +21,7 @@ RELU = {"activation": "relu"}
 
 def unit(shape=IMAGES, **options):
     filters, shape = shape[-1], harness.with_streams(shape, options.get("shortcut", "identity"))
-    return lambda: kp.ResidualUnit(filters, **options), shape, {}
+    return lambda: kp.ResidualUnit(filters, **harness.alone(options)), shape, {}
 
 
 def units(shape=IMAGES, call=(), **options):
@@ -46,7 +46,6 @@ LAYERS = (
     | {
         f"shortcut {name}": unit(arrangement="original", shortcut=name, strides=strides)
         for name in kp.SHORTCUTS
-        if name != "decayed_identity"  # a stack below has it
         for strides in (1, 2)
     }
     | {

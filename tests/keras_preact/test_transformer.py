@@ -22,8 +22,7 @@ numpy = harness.numpy
 
 
 def unit_on(x, seed=0, **options):
-    if options.get("shortcut") == "decayed_identity":
-        options["shortcut"] = kp.shortcuts.DecayedIdentity(factor=0.5)
+    options = harness.alone(options)
     streams = kp.shortcuts.get(options.get("shortcut", "identity")).streams
     unit = TransformerUnit(x.shape[-1] // streams, num_heads=HEADS, **options)
     unit.build(x.shape)

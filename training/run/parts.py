@@ -2,6 +2,7 @@
 MODULE:OBJECT for arrangement, shortcut and block.
 """
 
+import dataclasses
 import inspect
 import typing
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import keras
 
+from keras_preact import shortcuts
 from keras_preact.arrangements import Arrangement
 from keras_preact.blocks import Block
 from keras_preact.classifiers import activation_of
@@ -45,7 +47,37 @@ def arguments(model: Model) -> dict[str, Any]:
             given[option] = _part(option, value, kind)
         else:
             lookup(dict.fromkeys(typing.get_args(names)), value, f"--model.{option}")
+    if model.shortcut_options:
+        given["shortcut"] = _with_options(given.get("shortcut"), model.shortcut_options)
     return given
+
+
+def _with_options(given: str | Shortcut | None, texts: Sequence[str]) -> Shortcut:
+    """Return the shortcut with options that are given as NAME=VALUE."""
+    if given is None:
+        raise UserError(
+            f"--model.shortcut-options needs --model.shortcut. Received: {' '.join(texts)}"
+        )
+    shortcut = shortcuts.get(given)
+    own = {field.name for field in dataclasses.fields(shortcut) if field.init}
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, value = options.read_option(text)
+        if name not in own:
+            raise UserError(
+                f"--model.shortcut-options: {type(shortcut).__name__} has "
+                f"{'the options ' + ', '.join(sorted(own)) if own else 'no options'}. Received: "
+                f"{text}"
+            )
+        before = getattr(shortcut, name)
+        if isinstance(before, float) and not isinstance(value, int | float):
+            raise UserError(f"--model.shortcut-options {name} takes a number. Received: {text}")
+        # `none` is a word where the option takes words
+        changes[name] = text.partition("=")[2] if isinstance(before, str) else value
+    try:
+        return dataclasses.replace(shortcut, **changes)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--model.shortcut-options {' '.join(texts)}: {error}") from error
 
 
 def _part(option: str, name: str, kind: type) -> Any:

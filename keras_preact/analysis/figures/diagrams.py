@@ -101,6 +101,7 @@ _ON_PATHS: dict[type, Callable[[Any], Texts]] = {
         (),
         (),
     ),
+    shortcuts.DepthScaling: lambda h: ((), ("* a",), ()),
     shortcuts.HyperConnections: lambda h: (("* H_res",), ("* h_post",), ()),
 }
 

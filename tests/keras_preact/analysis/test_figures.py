@@ -229,6 +229,7 @@ BOXES = {
     "none": ([], [], []),
     "scaled_residual": ([], ["* a"], []),
     "decayed_identity": (["* a_l"], [], []),
+    "depth_scaling": ([], ["* a"], []),
     "orthogonal": ([], ["\N{UP TACK} x"], []),
     "hyper_connections": (["* H_res"], ["* h_post"], []),
 }

@@ -70,6 +70,11 @@ COMBINATIONS = {
     "--model.name cifar_resnet21_preact": "Did you mean",
     "--model.scales 1 1": "--model.scales needs --model.shortcut constant_scaling",
     "--model.options sums": "Options are written NAME=VALUE. Received: sums",
+    "--model.shortcut-options rate=0": "--model.shortcut-options needs --model.shortcut",
+    "--model.shortcut dropout --model.shortcut-options rat=0": "has the options rate, seed",
+    "--model.shortcut dropout --model.shortcut-options rate=1": "`rate` must be a number in [0, 1)",
+    "--model.shortcut dropout --model.shortcut-options rate=a": "rate takes a number",
+    "--model.shortcut identity --model.shortcut-options rate=0": "Identity has no options",
     "--output taken": "taken exists and is not empty",
 }
 
