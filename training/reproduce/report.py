@@ -27,12 +27,13 @@ numbers are from the last iteration, not from the best one: the median of n runs
 the smallest and the largest. A run that diverged counts as larger than every number. Runs on \
 different devices, or of different lengths, are different lines.
 
-The last column compares a row with the original units and identity shortcuts on the same device: \
-its errors are *higher* or *lower* if the rank test of Mann and Whitney says so (two-sided, exact, \
-p < 0.05), *open* otherwise. This test compares what medians show, and a single run of ten does \
-not decide it. Few runs stay open: it takes four against four, or three against five. The pairs \
-of rows below a table are compared in the same way; `>` says which row has the higher errors. If \
-two rows are equal, the chance that they look different is one in 20.
+The last column compares a row with the row that its heading names, on the same device; "the \
+original" has original units and identity shortcuts. Its errors are *higher* or *lower* if the \
+rank test of Mann and Whitney says so (two-sided, exact, p < 0.05), *open* otherwise. This test \
+compares what medians show, and a single run of ten does not decide it. Few runs stay open: it \
+takes four against four, or three against five. The pairs of rows below a table are compared in \
+the same way; `>` says which row has the higher errors. If two rows are equal, the chance that \
+they look different is one in 20.
 
 On the same kind of CPU, a run repeats to the bit. Another kind of CPU rounds differently: after \
 about ten iterations, the curves of the same seed differ. The time of a run is wall-clock time: it \
@@ -159,11 +160,14 @@ def table_text(table: Table, groups: Groups) -> str:
     columns["test error"] = [_final(records, "test_error", ".2f") for records in measured]
     if any("flip_shift" in row.trial.views for row in rows):
         columns["test error, 6 views"] = [_six_views(records) for records in measured]
+    if any(record.signals for records in measured for record in records):
+        columns["composite gain, forward / backward"] = [_gains(records) for records in measured]
+        columns["cosine"] = [_signal(records, "cosine", ".2f") for records in measured]
     columns["n"] = [str(len(records)) for records in measured]
     columns["time per run"] = [_times(records) for records in measured]
     compared = [against(table, line, groups) for line in lines]
     if set(compared) != {NOTHING}:
-        columns["against the original"] = compared
+        columns[f"against {table.baseline}"] = compared
     return markdown([list(columns), *map(list, zip(*columns.values(), strict=True))])
 
 
@@ -183,6 +187,18 @@ def _final(records: Sequence[Record], name: str, digits: str) -> str:
 def _six_views(records: Sequence[Record]) -> str:
     accuracies = [record.views.get("flip_shift", {}).get("accuracy") for record in records]
     return spread([None if share is None else 100 * (1 - share) for share in accuracies], ".2f")
+
+
+def _signal(records: Sequence[Record], name: str, digits: str) -> str:
+    """Return the median of a signal over the runs that have it."""
+    values = [record.signals.get(name) for record in records]
+    found = [value for value in values if value is not None]
+    return f"{statistics.median(found):{digits}}" if found else NOTHING
+
+
+def _gains(records: Sequence[Record]) -> str:
+    gains = [_signal(records, name, ".3g") for name in ("forward", "backward")]
+    return NOTHING if gains == [NOTHING] * 2 else " / ".join(gains)
 
 
 def _seconds(record: Record) -> float:

@@ -69,6 +69,8 @@ class Record:
         diverged_at: Iteration at which the loss became infinite or NaN; else None.
         views: Name of the views of the test images to all numbers of `VIEWED`, measured
             at the end of the run. Empty if the test images were measured during the run.
+        signals: What `run.signals_of` returns for the trained network, if the trial asks
+            for it.
     """
 
     trial: str
@@ -84,6 +86,7 @@ class Record:
     parameters: int
     diverged_at: int | None = None
     views: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    signals: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -99,13 +102,14 @@ def of_run(
     *,
     diverged_at: int | None = None,
     views: Mapping[str, Mapping[str, float]] | None = None,
+    signals: Mapping[str, float | None] | None = None,
     together: int = 1,
 ) -> Record:
     """Return the record of a run directory.
 
     Args:
         run: The directory of a run that ended or diverged.
-        trial, data, diverged_at, views: See `Record`.
+        trial, data, diverged_at, views, signals: See `Record`.
         together: Number of runs that share the device.
     """
     described = runs.read_config(run)
@@ -139,6 +143,7 @@ def of_run(
         parameters=described["trainable_parameters"],
         diverged_at=diverged_at,
         views=views or {},
+        signals=signals or {},
     )
 
 

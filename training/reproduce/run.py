@@ -10,12 +10,20 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from .. import backends, cli, disk
 from ..config import from_json
 from . import results
 from .results import RESULTS, WORK
+
+if TYPE_CHECKING:
+    from ..run.run import Run
+
+#: Number of images on which signals are measured.
+SAMPLE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +111,46 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
                 measured = evaluate(run, output=output, views=view, trust=True)
                 metrics = json.loads(measured.read_text())
                 views[view] = {key: metrics[key] for key in results.VIEWED}
+        signals = signals_of(running) if trial.signals and diverged_at is None else None
     record = results.of_run(
-        run, name, data, diverged_at=diverged_at, views=views, together=options.parallel
+        run,
+        name,
+        data,
+        diverged_at=diverged_at,
+        views=views,
+        signals=signals,
+        together=options.parallel,
     )
     error = "diverged" if record.error is None else f"test error {record.error:.2f} %"
     print(f"{what}: {error}. Written: {results.write(folder, record)}", flush=True)
+
+
+def signals_of(running: "Run") -> dict[str, float | None]:
+    """Measure the signals of a run's network on training images, in inference.
+
+    Returns:
+        `forward` and `backward`: the composite gain of the shortcuts from that x_l from
+        which it differs most from 1; None for shortcuts that mix channels.
+        `cosine`: the median of cos(h(x_l), F(x_l)) over the units; None without shortcuts.
+    """
+    import keras_preact as kp
+
+    images = next(running.plain_images(SAMPLE, 1))
+    found = kp.analysis.propagation(running.network, images, training=False)
+    cosines = found.residual_cosine[np.isfinite(found.residual_cosine)]
+    try:
+        gain = kp.analysis.composite_gain(running.network, images)
+    except ValueError:
+        gains = dict.fromkeys(("forward", "backward"))
+    else:
+        gains = {"forward": _farthest(gain.forward), "backward": _farthest(gain.backward)}
+    return {**gains, "cosine": float(np.median(cosines)) if len(cosines) else None}
+
+
+def _farthest(gain: np.ndarray) -> float:
+    """Return the gain that differs most from 1."""
+    with np.errstate(divide="ignore"):
+        return float(gain[np.nanargmax(np.abs(np.log(gain)))])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from training.reproduce import results
@@ -20,6 +20,7 @@ def record(
     together: int = 1,
     device: str = "NVIDIA H200",
     dtype: str = "float32",
+    signals: Mapping[str, float | None] | None = None,
 ) -> Record:
     """Return the record of a run.
 
@@ -30,6 +31,7 @@ def record(
         errors: Test errors, 10 iterations apart. Default: only the final one.
         seconds, together: Time of the run, and number of runs that shared the device.
         device, dtype: Device and precision.
+        signals: See `Record`.
     """
     errors = list(errors) or [error]
     points = len(errors)
@@ -52,6 +54,7 @@ def record(
         {"seconds": seconds, "images_per_second": 2000.0, "together": together},
         1_727_962,
         10 * points if error is None else None,
+        signals=signals or {},
     )
 
 

@@ -69,6 +69,25 @@ def test_row(tmp_path):
     assert rows(section(tmp_path, "table3"))["ResNet-110, full_preactivation"] == own
 
 
+def test_signals(tmp_path):
+    """Medians of the runs that have them; a run that diverged has none."""
+    row = "digits/resnet110-preact-{}".format
+    for seed, (gain, cosine) in enumerate([(4.0, -0.5), (2.0, 0.25), (1.0, 0.5)]):
+        signals = {"forward": gain, "backward": 10 * gain, "cosine": cosine}
+        results.write(tmp_path, record(row("hyper-none"), seed, 5.0, signals=signals))
+    results.write(tmp_path, record(row("hyper-none"), 3, None))
+    signals = {"forward": None, "backward": None, "cosine": 0.125}
+    results.write(tmp_path, record(row("conv1x1"), 0, 5.0, signals=signals))
+    results.write(tmp_path, record(row("none"), 0, None))
+    found = rows(section(tmp_path, "shortcuts"))
+    names = ("composite gain, forward / backward", "cosine")
+    assert {label: tuple(cells[name] for name in names) for label, cells in found.items()} == {
+        "1x1 convolution": ("-", "0.12"),
+        "none": ("-", "-"),
+        "hyper-connections, free": ("2 / 20", "0.25"),
+    }
+
+
 def test_diverged_runs(tmp_path):
     write(tmp_path, FULL, [6.2, None, 6.3])
     write(tmp_path, ORIGINAL, [6.2, None])

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact import shortcuts
 from tests.training import images as pictures
 from training.reproduce import rows
-from training.run import networks, plans
+from training.run import networks, parts, plans
 
 #: Name of a table to the published table, its recipe, and the number of its rows, counted in the
 #: paper.
@@ -25,7 +26,7 @@ PUBLISHED = {
 def test_every_published_row_is_there():
     published = {row.table for row in kp.published.RESULTS if row.dataset != "imagenet"}
     assert published == {of for of, _, _ in PUBLISHED.values()}
-    assert set(rows.TABLES) == {*PUBLISHED, "fast", "preact", "deep", "plain"}
+    assert set(rows.TABLES) == {*PUBLISHED, "fast", "preact", "shortcuts", "deep", "plain"}
     for name, (of, recipe, count) in PUBLISHED.items():
         table = rows.TABLES[name]
         shallower = {"network": "ResNet-110"} if recipe == "eighth" else {}
@@ -109,3 +110,38 @@ def test_networks_are_the_published_ones(name):
     options |= {"width_factor": 0.25, "input_shape": (8, 8, 1), "stacked": True}
     theirs = getattr(kp.models, row.published.builder)(**row.published.arguments, **options)
     assert plain_config(ours) == plain_config(theirs)
+
+
+#: Row of the table of shortcuts to the shortcut of its networks.
+TEN_YEARS = {
+    "identity": kp.shortcuts.Identity(),
+    "constant scaling (0.5, 0.5)": kp.shortcuts.ConstantScaling(0.5, 0.5),
+    "exclusive gating, b_g = -6": kp.shortcuts.ExclusiveGating(-6.0),
+    "shortcut-only gating, b_g = -6": kp.shortcuts.ShortcutOnlyGating(-6.0),
+    "1x1 convolution": kp.shortcuts.Conv1x1(),
+    "dropout 0.5": kp.shortcuts.Dropout(),
+    "none": kp.shortcuts.NoShortcut(),
+    "scaled residual, 0 (SkipInit, ReZero)": kp.shortcuts.ScaledResidual(0.0),
+    "scaled residual, 1e-6 per channel (LayerScale)": kp.shortcuts.ScaledResidual(1e-6, True),
+    "orthogonal, over channels": kp.shortcuts.Orthogonal(),
+    "orthogonal, over the map": kp.shortcuts.Orthogonal("map"),
+    "decayed identity, 1 to 0.6": kp.shortcuts.DecayedIdentity(0.6),
+    "depth scaling, power 0.5": kp.shortcuts.DepthScaling(0.5, base=9),
+    "hyper-connections, free": kp.shortcuts.HyperConnections(constraint="none"),
+    "hyper-connections, Sinkhorn (mHC)": kp.shortcuts.HyperConnections(constraint="sinkhorn"),
+    "hyper-connections, permutations (mHC-lite)": kp.shortcuts.HyperConnections(
+        constraint="permutations"
+    ),
+}
+
+
+def test_shortcuts_of_ten_years():
+    """Every row of `kp.SHORTCUTS` is there, with the options that its label names."""
+    found = {
+        row.label: shortcuts.get(
+            parts.arguments(row.trial.model)["shortcut"], row.trial.model.gate_bias
+        )
+        for row in rows.TABLES["shortcuts"].rows
+    }
+    assert found == TEN_YEARS
+    assert {type(h) for h in found.values()} == {*kp.SHORTCUTS.values()}

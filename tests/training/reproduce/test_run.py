@@ -89,6 +89,24 @@ def test_a_run_that_is_measured_at_its_end(job, tmp_path, monkeypatch):
     assert record.curves["iteration"] == [12]
 
 
+@pytest.mark.parametrize(
+    ("shortcut", "gains"),
+    [
+        ("constant_scaling", [0.5**3] * 2),  # three units in the first stage
+        ("conv1x1", [None, None]),
+        ("none", [0.0, 0.0]),
+    ],
+)
+def test_signals_of_a_run(shortcut, gains, job, monkeypatch):
+    trial = rows.TRIALS["digits/tiny"]
+    model = dataclasses.replace(trial.model, name="digits_resnet20_preact", shortcut=shortcut)
+    trial = dataclasses.replace(trial, model=model, signals=True)
+    monkeypatch.setitem(rows.TRIALS, trial.name, trial)
+    [record] = job("tiny", 0)
+    assert [record.signals["forward"], record.signals["backward"]] == gains
+    assert (record.signals["cosine"] is None) == (shortcut == "none")
+
+
 def test_a_run_that_diverges(job):
     [record] = job("diverging", 0)
     assert record.diverged_at is not None
