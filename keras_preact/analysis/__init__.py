@@ -4,6 +4,7 @@ from keras_preact.analysis import figures
 from keras_preact.analysis.audit import Audit, AuditFinding, Status, audit
 from keras_preact.analysis.channels import ChannelProfile, channel_profile
 from keras_preact.analysis.contributions import Contributions, contributions
+from keras_preact.analysis.coordinates import CoordinateCheck, coordinate_check
 from keras_preact.analysis.curvature import (
     CriticalRate,
     Curvature,

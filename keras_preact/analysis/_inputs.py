@@ -220,3 +220,19 @@ def before_activation(step: Step) -> Callable | None:
     if isinstance(layer, keras.layers.Dense):
         return lambda x: ops.matmul(x, layer.kernel) + (layer.bias if layer.use_bias else 0)
     return None if step.has_kernel else lambda x: x
+
+
+def one(arrays: list[np.ndarray]):
+    """Return a batch as a model takes it: an array, or a list for several inputs."""
+    return arrays if len(arrays) > 1 else arrays[0]
+
+
+def scaled_loss(
+    model: keras.Layer, graph: Graph, arrays: list[np.ndarray], labels, loss, training: bool
+) -> tuple[Callable, float]:
+    """Return the function without arguments that computes the loss of a batch times a
+    scale, and the scale.
+    """
+    total, batch = loss_of(graph, labels, loss), one(arrays)
+    scale = loss_scale(model, batch, total, training)
+    return lambda: scale * total(keras.tree.flatten(model(batch, training=training))), scale

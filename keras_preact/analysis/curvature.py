@@ -86,7 +86,9 @@ def curvature(
     arrays = _inputs.check_sample(model, x)
     _inputs.watch(model, x)
     labels = _inputs.check_labels(labels, len(arrays[0]))
-    value, scale = _loss(model, Graph(model, _one(arrays)), arrays, labels, loss, training)
+    value, scale = _inputs.scaled_loss(
+        model, Graph(model, _inputs.one(arrays)), arrays, labels, loss, training
+    )
     multiply = autodiff.compiled(lambda *vectors: autodiff.hvp(value, variables, vectors))
     sizes = [int(np.prod(variable.shape)) for variable in variables]
     ends = np.cumsum(sizes)[:-1]
@@ -189,13 +191,13 @@ def gradient_noise(
         )
     labels = _inputs.check_labels(labels, examples)
     variables, size = model.trainable_variables, examples // parts
-    graph = Graph(model, _one([array[:size] for array in arrays]))
+    graph = Graph(model, _inputs.one([array[:size] for array in arrays]))
     mean: list = [0.0] * len(variables)
     squares = []
     for start in range(0, examples, size):
         part = [array[start : start + size] for array in arrays]
         part_labels = None if labels is None else labels[start : start + size]
-        value, scale = _loss(model, graph, part, part_labels, loss, training)
+        value, scale = _inputs.scaled_loss(model, graph, part, part_labels, loss, training)
         *_, gradients = autodiff.value_and_gradients(
             lambda value=value: (value(), []), [], variables
         )
@@ -290,7 +292,9 @@ def critical_rate(
             "`optimizer`. Received: optimizer=None and a model that is not compiled"
         )
     variables = model.trainable_variables
-    value, scale = _loss(model, Graph(model, _one(arrays)), arrays, labels, loss, training)
+    value, scale = _inputs.scaled_loss(
+        model, Graph(model, _inputs.one(arrays)), arrays, labels, loss, training
+    )
     with autodiff.same_random_numbers():
         *_, gradients = autodiff.value_and_gradients(lambda: (value(), []), [], variables)
     exact = [ops.cast(gradient, "float32") / scale for gradient in gradients]
@@ -366,17 +370,3 @@ def _next_update(optimizer, variables: Sequence[keras.Variable], gradients) -> l
         new.astype("float32") - old.astype("float32")
         for new, old in zip(after, before, strict=False)
     ]
-
-
-def _one(arrays: list[np.ndarray]):
-    """Return a batch as a model takes it: an array, or a list for several inputs."""
-    return arrays if len(arrays) > 1 else arrays[0]
-
-
-def _loss(model, graph: Graph, arrays, labels, loss, training: bool) -> tuple[Callable, float]:
-    """Return the function without arguments that computes the loss of a batch times a
-    scale, and the scale.
-    """
-    total, batch = _inputs.loss_of(graph, labels, loss), _one(arrays)
-    scale = _inputs.loss_scale(model, batch, total, training)
-    return lambda: scale * total(keras.tree.flatten(model(batch, training=training))), scale

@@ -4,6 +4,7 @@
 
 from keras_preact.analysis.figures.channels import channel_heat_map
 from keras_preact.analysis.figures.contributions import logit_contributions
+from keras_preact.analysis.figures.coordinates import coordinate_changes
 from keras_preact.analysis.figures.diagrams import (
     arrangements_figure,
     diagram,

@@ -65,6 +65,9 @@ ANGLES = {
     "plain": signals(residual_cosine=np.full(3, nan), output_cosine=np.full(3, nan)),
 }
 SOME = {"a/kernel": np.array([1.0, nan, 3]), "b/kernel": np.array([nan, 2.0, nan])}
+COORDINATES = kp.analysis.CoordinateCheck(
+    (20, 80), (1, 8), np.ones(2), np.array([[2.0, 3.0], [4.0, 5.0]])
+)
 SPECTRUM = Spectrum(np.array([8.0, 4.0, 0.5, 1e-9, 0.0]), (5, 5), exact=True)
 VARIANCES = (0.5, 1.0, 2.0)
 RUNS = {
@@ -108,6 +111,10 @@ LINES = {
     "direct paths": (
         lambda: figures.direct_paths({"net": PATH}),
         [{"net": PATH.gain}, {"net": PATH.survival}],
+    ),
+    "coordinate changes": (
+        lambda: figures.coordinate_changes({"a": COORDINATES, "b": COORDINATES}),
+        [{"1 update": [2, 4], "8 updates": [3, 5]}] * 2,
     ),
     "singular values": (
         lambda: figures.singular_values({"unit": SPECTRUM}),
