@@ -19,6 +19,7 @@ import pytest
 
 import keras_preact as kp
 from tests import command_lines
+from training.reproduce.rows import TABLES
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -274,6 +275,13 @@ def test_generated_parts_are_current(page, tables):
 def test_every_variant_is_on_its_page():
     for kind, table in (("arrangement", kp.ARRANGEMENTS), ("shortcut", kp.SHORTCUTS)):
         assert re.findall(rf"<!-- {kind} (\w+) -->", PAGES["docs/variants.md"]) == list(table)
+
+
+def test_every_shortcut_is_in_the_ten_years():
+    page = PAGES["docs/ten_years.md"]
+    rows = [row.trial.name.partition("/")[2] for row in TABLES["shortcuts"].rows]
+    assert sorted(re.findall(r"<!-- measured_row (\S+) -->", page)) == sorted(rows)
+    assert sorted(re.findall(r"figures/shortcut_(\w+)\.svg", page)) == sorted(kp.SHORTCUTS)
 
 
 def test_reference_has_every_public_name():

@@ -8,6 +8,8 @@ The site has the same pages. Here it gets those that are files elsewhere in the
 repository, and its links to them.
 """
 
+import dataclasses
+import functools
 import importlib
 import inspect
 import json
@@ -28,6 +30,8 @@ import keras_preact as kp
 from keras_preact.models.registry import TRAINED
 from training.cli.console import COMMANDS
 from training.recipes import RECIPES
+from training.reproduce import report, results
+from training.reproduce.rows import TABLES
 
 ROOT = Path(__file__).parents[2]
 WORDS = {"norm": "BN", "activation": "ReLU"}
@@ -174,6 +178,27 @@ def measured(file: str, candidate: str, figure: str, digits: str = "2") -> str:
     return f"{summary['ratio']['median'] if ratio else summary['median']:.{digits}f}"
 
 
+@functools.cache
+def _runs() -> dict:
+    """The measured runs of the results, by trial."""
+    return results.groups(results.read(ROOT / "results"))
+
+
+def measured_table(name: str) -> str:
+    """A table of the results."""
+    is_measured = any(row.trial.name in _runs() for row in TABLES[name].rows)
+    return report.table_text(TABLES[name], _runs()) if is_measured else "Not measured yet."
+
+
+def measured_row(trial: str) -> str:
+    """The row of a shortcut in the results, as a table."""
+    ten_years = TABLES["shortcuts"]
+    row = next(each for each in ten_years.rows if each.trial.name.endswith(f"/{trial}"))
+    if row.trial.name not in _runs():
+        return "Not measured yet."
+    return report.table_text(dataclasses.replace(ten_years, rows=(row,)), _runs())
+
+
 #: The end of the first sentence of a docstring.
 SENTENCE = re.compile(r"(?<!\bEq)(?<!\bFig)(?<!\bSec)(?<!\bal)(?<!\.)\.(?=\s|$)")
 
@@ -200,6 +225,7 @@ def names(*modules: str) -> str:
 #: Name in a comment to the function.
 MACROS = {f.__name__: f for f in (published, arrangements, arrangement, shortcut, models)}
 MACROS |= {f.__name__: f for f in (commands, recipes, weights, checks, measured, names)}
+MACROS |= {f.__name__: f for f in (measured_row, measured_table)}
 MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
 
 #: A call, what stands between the comments, and the end.
