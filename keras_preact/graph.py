@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,7 +19,7 @@ from keras_preact.squeeze_excitation import SqueezeExcitation
 from keras_preact.stacks import LayerStack
 
 #: Parts of class names of layers without kernels, although some of their weights have several axes.
-_NO_KERNEL = ("Embedding", "Norm", "PReLU", "SqueezeExcitation")
+_NO_KERNEL = ("Coefficients", "Embedding", "Norm", "PReLU", "SqueezeExcitation")
 
 #: Class names of layers and operations that are activations, in lower case.
 _ACTIVATIONS = frozenset(
@@ -432,6 +432,11 @@ class Graph:
 
     def weights_of(self, steps) -> int:
         return sum(self.steps[i].has_kernel for i in steps)
+
+    def size(self, steps: Sequence[int]) -> tuple[int, ...]:
+        """Return the numbers of weight layers, of all layers with a role, and of steps."""
+        roles = sum(bool(self.steps[i].roles) for i in steps)
+        return self.weights_of(steps), roles, len(steps)
 
 
 def has_own_kernel(layer) -> bool:

@@ -145,16 +145,19 @@ class Constraint(NamedTuple):
     Args:
         of: Function from logits and the number of streams to the matrices, flat.
         start: Function from the number of streams to the logits of about the identity.
+        is_bounded: Whether the product of any number of them stays bounded, as that of
+            doubly stochastic matrices does.
     """
 
     of: Callable
     start: Callable[[int], np.ndarray]
+    is_bounded: bool = True
 
 
 #: Constraint of H_res by name.
 CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
     {
-        "none": Constraint(lambda logits, n: logits, lambda n: np.eye(n).ravel()),
+        "none": Constraint(lambda logits, n: logits, lambda n: np.eye(n).ravel(), is_bounded=False),
         "sinkhorn": Constraint(sinkhorn, lambda n: CLOSED * (1 - np.eye(n)).ravel()),
         "permutations": Constraint(
             permutations,

@@ -18,7 +18,7 @@ CHECKS: tuple[Check, ...] = (
         "and gradients shrink or grow with the depth.",
         "Add the previous sum unchanged. Remove scaling, gates, convolutions, dropout, "
         "normalisations and activations from the identity path, or move them into the branch.",
-        f"{PAPER}, Eq. 6 to 8, Sec. 3.1 and Table 1",
+        f"{PAPER}, Eq. 6 to 8, Sec. 3.1 and Table 1; for streams {order.STREAMS_PAPER}, Sec. 3.1",
     ),
     Check(
         "activation after addition",

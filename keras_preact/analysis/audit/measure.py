@@ -11,6 +11,7 @@ from keras_preact.analysis._inputs import before_activation
 from keras_preact.analysis.additions import Addition
 from keras_preact.analysis.observed import Observed, norms, other_axes
 from keras_preact.graph import Graph
+from keras_preact.layers import streams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Measures:
 
     Args:
         change: `||shortcut - before|| / ||before||` per unit; infinite if only `before`
-            is 0.
+            is 0. For a bounded mix of streams, `start` takes the place of `shortcut`.
         factor: Least-squares factor from `before` to the shortcut, per unit.
         mean_square: Mean square of the sum, per unit.
         cut: Share of values that an activation on an identity path changes.
@@ -53,6 +54,15 @@ class Measures:
     output_size: float = float("nan")
 
 
+def mix_of(graph: Graph, unit: Addition) -> streams.Constraint | None:
+    """Return what the matrices can be that mix the residual streams on a unit's
+    shortcut; None if it has one stream.
+    """
+    layers = [graph.steps[i].operation for i in unit.shortcut_steps]
+    mixes = [each for each in layers if isinstance(each, streams.Coefficients)]
+    return streams.CONSTRAINTS[mixes[0].constraint] if mixes else None
+
+
 def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
     """Run a graph on `sample`, without changing a variable."""
     measures = Measures()
@@ -64,15 +74,17 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
     def spatial(x):
         return other_axes(x, 1 if is_channels_first and x.ndim == 4 else -1)
 
-    needed_until = {unit.before: unit.step for unit in units}
+    needed_until = {end: unit.step for unit in units for end in (unit.before, unit.start)}
     # a new network in float16 may overflow at inference, where no batch statistics normalise
     with keras.StatelessScope(), np.errstate(invalid="ignore", over="ignore"):
         values = graph.values(sample)
         for i in graph.walk(values, until=needed_until):
             step = graph.steps[i]
             if unit := by_step.get(i):
+                mix = mix_of(graph, unit)
+                end = unit.start if mix and mix.is_bounded else unit.shortcut
                 before, shortcut, total = (
-                    _array(values[tensor]) for tensor in (unit.before, unit.shortcut, unit.total)
+                    _array(values[tensor]) for tensor in (unit.before, end, unit.total)
                 )
                 measures.mean_square[unit.name] = float(np.mean(total**2))
                 if unit.keeps_shape:

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from keras_preact.analysis.additions import Addition, find_units
-from keras_preact.analysis.audit.measure import Gradients, Measures
+from keras_preact.analysis.audit.measure import Gradients, Measures, mix_of
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
 from keras_preact.graph import Graph
+from keras_preact.layers.streams import Coefficients
 
 #: Steps with several inputs that may be between a normalisation and its weight layer.
 GATES = ("Multiply", "Concatenate")
@@ -97,6 +98,34 @@ class Network:
             return False
         return all(step.is_per_token for step in norms)
 
+    def on_path(self, unit: Addition) -> tuple[int, ...]:
+        """Return the steps of a unit's identity path, except those that split, mix and
+        join residual streams.
+        """
+        if mix_of(self.graph, unit) is None:
+            return unit.path
+        return tuple(i for i in unit.shared if self.graph.steps[i].roles)
+
+    @cached_property
+    def _mixes(self) -> frozenset[int]:
+        """The additions that mix residual streams."""
+        steps = self.graph.steps
+        weighted = {
+            tensor
+            for step in steps
+            if isinstance(step.operation, Coefficients)
+            for tensor in step.outputs
+        }
+        mixes = set()
+        for i, step in enumerate(steps):
+            inputs = [tensor in weighted for tensor in step.inputs]
+            if step.kind == "Add" and all(inputs):
+                mixes.add(i)
+            elif step.kind != "Multiply" or not any(inputs):
+                continue
+            weighted.update(step.outputs)
+        return frozenset(mixes)
+
     def upstream(self, tensor: int, stops: Iterable[int] = ()) -> tuple[list[int], int]:
         """Follow a tensor back to a weight layer, an addition or one of the tensors
         `stops`.
@@ -108,7 +137,7 @@ class Network:
         stops = set(stops)
         while tensor not in stops and (i := self.graph.producers.get(tensor)) is not None:
             step = self.graph.steps[i]
-            joins = len(step.inputs) > 1 and step.kind not in GATES
+            joins = len(step.inputs) > 1 and step.kind not in GATES and i not in self._mixes
             if step.has_kernel or not step.inputs or joins:
                 break
             steps.append(i)

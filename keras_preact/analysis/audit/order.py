@@ -3,13 +3,13 @@ last addition.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from keras_preact.analysis.additions import Addition
 from keras_preact.analysis.audit.check import Check, count, largest_first
-from keras_preact.analysis.audit.measure import Spread
+from keras_preact.analysis.audit.measure import Spread, mix_of
 from keras_preact.analysis.audit.network import Network
 from keras_preact.analysis.audit.report import AuditFinding, Status, listed, shown
 from keras_preact.arrangements import ARRANGEMENTS
@@ -21,6 +21,17 @@ RECOMMENDED = ("full_preactivation", "pre_norm", "peri_norm")
 FULL_PREACTIVATION = (
     "Use full pre-activation: a normalisation and an activation before each weight layer, and a "
     "last pair in the head."
+)
+
+#: What to do if a transformer normalises its sums by design.
+PRE_NORM = "Use pre-norm: a normalisation at the start of each branch, and a last one in the head."
+
+STREAMS_PAPER = "arXiv 2512.24880"
+
+#: What to do if nothing bounds how a network mixes its residual streams.
+BOUNDED_MIX = (
+    "Make the matrices that mix the residual streams doubly stochastic: "
+    "kp.shortcuts.HyperConnections(constraint='sinkhorn'), or 'permutations'."
 )
 
 #: Largest healthy mean of a normalised input.
@@ -37,51 +48,98 @@ _IN_WORDS = {
 }
 
 
-def _layers_on_path(network: Network, unit: Addition, factor: float) -> str:
-    """Name the layers on the identity path of a unit."""
-    kinds = [network.graph.steps[i].kind for i in unit.path]
-    roles = network.roles(unit.path)
+_SCALING = "a scaling"
+
+
+def _layers_on_path(network: Network, unit: Addition) -> tuple[str, ...]:
+    """Name what is on the identity path of a unit, apart from a mix of streams."""
+    path = network.on_path(unit)
+    kinds = [network.graph.steps[i].kind for i in path]
+    roles = network.roles(path)
     if "weight" in roles and "Multiply" in kinds:
-        return "a gate"
+        return ("a gate",)
     names = [name for role, name in _IN_WORDS.items() if role in roles]
-    if not names and {"Multiply", "Divide", "TrueDivide"} & set(kinds):
-        return f"a scaling by {factor:.3g}"
-    return " and ".join(names or dict.fromkeys(kinds)) or "another tensor"
+    if {"Multiply", "Divide", "TrueDivide"} & set(kinds):
+        names.append(_SCALING)
+    mixed = mix_of(network.graph, unit) is not None
+    return tuple(names or dict.fromkeys(kinds) or ([] if mixed else ["another tensor"]))
+
+
+def _path_in_words(on_path: Mapping[str, Sequence[str]], factors: Mapping[str, float]) -> str:
+    """Return what is on identity paths in words, with the factors of pure scalings."""
+    words = {names: listed(names, len(names)) for names in on_path.values()}
+    if scaled := [factors[unit] for unit, names in on_path.items() if names == (_SCALING,)]:
+        ends = (f"{factor:.3g}" for factor in (min(scaled), max(scaled)))
+        words[_SCALING,] += f" by {' to '.join(dict.fromkeys(ends))}"
+    return ", or ".join(words.values())
+
+
+def _by_design(network: Network, on_path: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return what to do if the layers on identity paths belong to a design that trains;
+    an empty list if they are mistakes.
+
+    Networks with an activation, or transformers with a normalisation, after every
+    addition are such designs. Beside a normalisation in the branch, both are mistakes.
+    """
+    is_post_norm = network.usual_arrangement == "post_norm"
+    if _activated_twice(network) and not is_post_norm:
+        return []
+    # as in DeepNorm: the normalisation of each sum keeps factors from multiplying over units
+    found = [{*names} - {_SCALING} if is_post_norm else {*names} for names in on_path]
+    designs = {_IN_WORDS["activation"]: FULL_PREACTIVATION}
+    designs |= {_IN_WORDS["norm"]: PRE_NORM} if network.per_token else {}
+    if any(len(names) > 1 or not names <= designs.keys() for names in found):
+        return []
+    return [advice for name, advice in designs.items() if {name} in found]
 
 
 def identity_path(check: Check, network: Network) -> AuditFinding:
     """Compare what each unit adds on its identity path with the previous sum."""
     units = {unit.name: unit for unit in network.units if unit.keeps_shape}
     every, exempt = count(len(units), "unit"), len(network.units) - len(units)
-    exemption = f" Units that change the shape are exempt: {exempt}." if exempt else ""
     change = {
         name: max(network.inference.change[name], network.training.change[name]) for name in units
     }
-    broken = check.limits.unhealthy(change, largest_first(change))
-    if not broken:
-        detail = (
-            f"The identity path leaves its input unchanged in {len(units)} of {every}.{exemption}"
+    ranked = largest_first(change)
+    mixes = {name: mix for name in ranked if (mix := mix_of(network.graph, units[name]))}
+    free = [name for name, mix in mixes.items() if not mix.is_bounded]
+    on_path = {
+        name: layers
+        for name in check.limits.unhealthy(change, ranked)
+        if (layers := _layers_on_path(network, units[name]))
+    }
+    designed = _by_design(network, on_path.values())
+    details, advices = [], designed
+    if broken := list(on_path):
+        found = _path_in_words(on_path, network.inference.factor)
+        details.append(f"In {len(broken)} of {every}, the identity path has {found}.")
+        if path := [network.graph.steps[i].name for i in network.on_path(units[broken[0]])]:
+            details.append(f"In {broken[0]}: {listed(path, 3)}.")
+            others = f", and likewise the layers on the shortcuts of {listed(broken[1:], 3)}"
+            take = f"Take {listed(path, 3)} off the shortcut{others * bool(broken[1:])}."
+            advices = designed or [take]
+    elif len(mixes) < len(units) or not units:
+        unchanged = len(units) - len(mixes)
+        details.append(f"The identity path leaves its input unchanged in {unchanged} of {every}.")
+    if free:
+        details.append(
+            f"In {len(free)} of {every}, a free matrix mixes the residual streams, and nothing "
+            "bounds the product of these matrices; kp.analysis.composite_gain measures it."
         )
-        return check.passed(detail, max(change.values(), default=0.0))
-    layers = dict.fromkeys(
-        _layers_on_path(network, units[name], network.inference.factor[name]) for name in broken
-    )
-    detail = f"In {len(broken)} of {every}, the identity path has {', or '.join(layers)}."
-    advice = ""
-    if path := [network.graph.steps[i].name for i in units[broken[0]].path]:
-        detail += f" In {broken[0]}: {listed(path, 3)}."
-        others = f", and likewise the layers on the shortcuts of {listed(broken[1:], 3)}"
-        advice = f"Take {listed(path, 3)} off the shortcut{others if broken[1:] else ''}."
-    # Networks with an activation, or transformers with a normalisation, after every addition are
-    # designs that train. Beside a normalisation in the branch, both are mistakes.
-    roles = [set(network.roles(units[name].path)) for name in broken]
-    is_design = network.usual_arrangement == "post_norm" or not _activated_twice(network)
-    is_bearable = is_design and all(on_path in ({"activation"}, {"norm"}) for on_path in roles)
-    is_bearable &= network.per_token or {"norm"} not in roles
-    status = Status.WARN if is_bearable else Status.FAIL
-    if is_bearable and all(on_path == {"activation"} for on_path in roles):
-        advice = FULL_PREACTIVATION
-    return check.finding(status, change[broken[0]], broken, detail + exemption, advice)
+        advices = [*advices, BOUNDED_MIX]
+    elif mixes:
+        details.append(
+            f"In {len(mixes)} of {every}, a doubly stochastic matrix mixes the residual streams. "
+            "The product of such matrices is one too, so it enlarges neither signals nor "
+            f"gradients at any depth ({STREAMS_PAPER})."
+        )
+    if exempt:
+        details.append(f"Units that change the shape are exempt: {exempt}.")
+    is_mistake = bool(broken) and not designed
+    status = Status.FAIL if is_mistake else Status.WARN if broken or free else Status.PASS
+    where = [*broken, *free]
+    figure = change[where[0]] if where else max(change.values(), default=0.0)
+    return check.finding(status, figure, where, " ".join(details), " ".join(advices))
 
 
 def _activated_twice(network: Network) -> list[Addition]:
@@ -141,7 +199,7 @@ def activation_after_addition(check: Check, network: Network) -> AuditFinding:
 
 def _start_earlier(network: Network, units: Iterable[Addition]) -> str:
     """Name the layers that the shortcuts of `units` should start before."""
-    first = [network.graph.steps[unit.shared[0]].name for unit in units]
+    first = [network.graph.steps[network.on_path(unit)[0]].name for unit in units]
     which = "each" if len(first) > 1 else "the"
     return f"Start {which} shortcut at the addition, before {listed(first, 3)}."
 

@@ -14,6 +14,7 @@ from keras import layers
 import keras_preact as kp
 from keras_preact.analysis.audit import Status, audit, causes
 from keras_preact.analysis.audit.checks import CHECKS
+from keras_preact.export._flat import flat
 from tests.keras_preact import harness
 from tests.keras_preact.harness import error_of, images
 
@@ -388,10 +389,169 @@ def test_the_change_on_the_identity_path_is_that_of_numpy():
     np.testing.assert_allclose(found.figure, max(wanted.values()), rtol=1e-5)
 
 
-def test_units_with_several_streams():
-    """The sums that mix the streams are no units."""
-    model = cifar(8, shortcut="hyper_connections")
-    assert "3 residual units, 8 weight layers" in str(audit(model, IMAGES))
+BOUNDED = "a doubly stochastic matrix mixes the residual streams. The product of such matrices"
+FREE = "a free matrix mixes the residual streams"
+CLEAN_PATH = ("PASS", "The identity path leaves its input unchanged in 3 of 3 units")
+GATE = ("FAIL", "In 3 of 3 units, the identity path has a gate")
+SHORTCUTS = {name: make() for name, make in kp.SHORTCUTS.items() if name != "none"}
+SHORTCUTS |= {
+    "to 1 of 0.5": kp.shortcuts.ConstantScaling(1.0, 0.5),
+    "layer scale": kp.shortcuts.ScaledResidual(0.1, per_channel=True),
+    "orthogonal maps": kp.shortcuts.Orthogonal("map"),
+    "any matrices": kp.shortcuts.HyperConnections(2, "none"),
+    "permutations": kp.shortcuts.HyperConnections(2, "permutations"),
+    "one matrix per map": kp.shortcuts.HyperConnections(2, "sinkhorn", "map"),
+}
+#: Status of the identity path, and words for it. All others have `CLEAN_PATH`.
+ON_PATH_OF = {
+    "constant_scaling": ("FAIL", "the identity path has a scaling by 0.5."),
+    "exclusive_gating": GATE,
+    "shortcut_only_gating": GATE,
+    "conv1x1": ("FAIL", "the identity path has a weight layer."),
+    "dropout": ("FAIL", "the identity path has dropout."),
+    "decayed_identity": ("FAIL", "the identity path has a scaling by 0.6 to 0.867."),
+    "any matrices": ("WARN", f"In 3 of 3 units, {FREE}"),
+} | dict.fromkeys(
+    ("hyper_connections", "permutations", "one matrix per map"),
+    ("PASS", f"In 3 of 3 units, {BOUNDED}"),
+)
+
+
+def of_one_shape(shortcut, **options):
+    """Three units that keep the shape; the numbers that their shortcuts train have left
+    their start.
+    """
+    settings = {"block": "basic", "stem": "3x3", "stem_filters": 8, "input_shape": (6, 6, 3)}
+    settings |= {"classes": 5, "seed": 0}
+    model = kp.models.ResidualNetwork(((8, 3),), shortcut=shortcut, **settings | options)
+    random = np.random.default_rng(0)
+    for weight in model.weights:
+        if "/coefficients/" in weight.path or "/shortcut/scale" in weight.path:
+            weight.assign(np.array(weight) + random.normal(0, 0.2, weight.shape))
+    return model
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["separate", "stacked"])
+@pytest.mark.parametrize("name", SHORTCUTS)
+def test_every_shortcut_is_named_for_what_it_is(name, stacked):
+    """Nothing else is found: the first branch reads a mix of the activated stem, and what
+    mixes streams is no weight layer without a normalisation.
+    """
+    result = audit(of_one_shape(SHORTCUTS[name], stacked=stacked), images(8, 6, 6, 3))
+    status, words = ON_PATH_OF.get(name, CLEAN_PATH)
+    assert statuses(result) == ({} if status == "PASS" else {PATH: status}), result
+    found = result[PATH]
+    assert words in found.detail
+    assert "3 residual units, 8 weight layers" in str(result)
+    if status != "PASS":
+        where = {each.rsplit("/", 1)[-1] for each in found.locations}
+        assert where == {f"stage1_unit{i}" for i in (1, 2, 3)}
+    if status == "WARN":
+        assert "kp.analysis.composite_gain" in str(result)  # also without the evidence
+        assert "constraint='sinkhorn'" in found.advice
+        assert found.figure > 0.1
+
+
+def test_a_plain_network_has_no_shortcut_to_audit():
+    assert "no residual unit" in error_of(lambda: audit(of_one_shape("none"), IMAGES[:, :6, :6]))
+
+
+POST_NORM = {PATH: "WARN", ORDER: "WARN", INPUT: "WARN"}
+#: Shortcuts with other things on the identity path: options, checks that must not pass, words of
+#: the first one, and of its advice.
+MIXED = {
+    "streams in transformers": ({"shortcut": "permutations"}, {}, BOUNDED, ""),
+    "free streams in transformers": (
+        {"shortcut": "any matrices", "arrangement": "peri_norm"},
+        {PATH: "WARN"},
+        FREE,
+        "Make the matrices that mix the residual streams doubly stochastic",
+    ),
+    "decay in transformers": (
+        {"shortcut": "decayed_identity"},
+        {PATH: "FAIL"},
+        "a scaling by 0.6 to 0.9.",
+        "Take layer2_mlp/multiply",
+    ),
+    "layer scale": ({"shortcut": "layer scale"}, {}, "unchanged in 4 of 4", ""),
+    "orthogonal": ({"shortcut": "orthogonal", "arrangement": "peri_norm"}, {}, "unchanged", ""),
+    "DeepNorm": (
+        kp.models.DEEP_NORM,
+        POST_NORM,
+        "a scaling by 1.41, or a normalisation and a scaling.",
+        "Use pre-norm",
+    ),
+    "streams after post-norm": (
+        {"shortcut": "permutations", "arrangement": "post_norm"},
+        POST_NORM,
+        "the identity path has a normalisation.",
+        "Use pre-norm",
+    ),
+    "a gate after post-norm": (
+        {"shortcut": "exclusive_gating", "arrangement": "post_norm"},
+        POST_NORM | {PATH: "FAIL"},
+        "the identity path has a gate",
+        "Take layer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_shortcuts_in_transformers(name):
+    options, wanted, words, advice = MIXED[name]
+    shortcut = SHORTCUTS.get(options["shortcut"], options["shortcut"])
+    settings = {"width": 16, "input_shape": (8, 8, 3), "patch_size": 4}
+    settings |= options | {"shortcut": shortcut}
+    result = audit(kp.models.transformer(2, **settings), IMAGES)
+    assert statuses(result) == wanted, result
+    assert words in result[PATH].detail
+    assert result[PATH].advice.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("name", "block"), [("permutations", "single"), ("shortcut_only_gating", "basic")]
+)
+def test_projections_are_shortcuts(name, block):
+    """A projection with a gate after it has as many weights as the branch, and one whose
+    streams are mixed has more steps.
+    """
+    settings = {"stem": "3x3", "stem_filters": 8, "input_shape": (6, 6, 3), "classes": 5}
+    stages = ((8, 2), (16, 2))
+    model = kp.models.ResidualNetwork(stages, block=block, shortcut=SHORTCUTS[name], **settings)
+    result = audit(model, images(8, 6, 6, 3))
+    assert str(result[ORDER].status) == "PASS", result
+    assert result.depth == 2 + 4 * (2 if block == "basic" else 1)
+
+
+@pytest.mark.parametrize("name", ["any matrices", "permutations"])
+def test_activations_between_streams(name):
+    """f acts on each stream by itself."""
+    original = audit(of_one_shape(SHORTCUTS[name], arrangement="original"), images(8, 6, 6, 3))
+    assert statuses(original) == {PATH: "WARN", AFTER: "WARN", ORDER: "WARN", INPUT: "WARN"}
+    assert "In 2 of 3 units, the identity path has an activation." in original[PATH].detail
+    assert original[PATH].advice.startswith("Use full pre-activation")
+    assert (FREE in original[PATH].detail) == (name == "any matrices")
+    twice = of_one_shape(SHORTCUTS[name], arrangement="bn_after_addition", stacked=False)
+    twice = audit(twice, images(8, 6, 6, 3))
+    assert str(twice[PATH].status) == "FAIL"
+    for check in (PATH, ORDER):  # the layers that split and join streams are no help
+        assert "/norm" in twice[check].advice
+        assert "split" not in twice[check].advice
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [flat, lambda model: keras.Sequential([keras.Input((6, 6, 3)), model])],
+    ids=["flat", "in"],
+)
+@pytest.mark.parametrize("name", ["any matrices", "permutations"])
+def test_shortcuts_in_other_models(name, wrap):
+    """Networks of plain layers and operations, and networks in another model."""
+    model = of_one_shape(SHORTCUTS[name], stacked=True)
+    one, other = audit(model, images(8, 6, 6, 3)), audit(wrap(model), images(8, 6, 6, 3))
+    assert statuses(one) == statuses(other)
+    np.testing.assert_allclose(one[PATH].figure, other[PATH].figure, rtol=1e-4)
+    assert one[PATH].detail.partition(". ")[0] == other[PATH].detail.partition(". ")[0]
 
 
 @pytest.mark.backend
