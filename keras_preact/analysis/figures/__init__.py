@@ -13,7 +13,11 @@ from keras_preact.analysis.figures.diagrams import (
     unit_diagram,
 )
 from keras_preact.analysis.figures.ensemble import lesion_errors, path_length_shares
-from keras_preact.analysis.figures.identities import direct_paths, gradient_split
+from keras_preact.analysis.figures.identities import (
+    composite_gains,
+    direct_paths,
+    gradient_split,
+)
 from keras_preact.analysis.figures.maps import class_maps
 from keras_preact.analysis.figures.mean_field import depth_scales
 from keras_preact.analysis.figures.propagation import (

@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_preact.analysis.figures import style
 from keras_preact.analysis.figures.propagation import DEPTH, UNIT
-from keras_preact.analysis.identities import DirectPath, IdentityCheck
+from keras_preact.analysis.identities import CompositeGain, DirectPath, IdentityCheck
 
 
 def gradient_split(check: IdentityCheck) -> Any:
@@ -82,6 +82,68 @@ def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
     for axes in figure.axes:
         if axes.get_yscale() == "linear":
             axes.set_ylim(bottom=0)
+    return figure
+
+
+def composite_gains(gains: Mapping[str, CompositeGain]) -> Any:
+    """Draw by unit how much the product of all shortcuts up to the end of a stage can
+    enlarge a signal (solid) and a gradient (dashed), one colour per network.
+
+    Args:
+        gains: Label to what `kp.analysis.composite_gain` returned. Units that change the
+            shape are gaps.
+
+    Returns:
+        A `matplotlib.figure.Figure`. The axis is logarithmic, with a line at 1, the gain
+        of identities. It hides a gain of 0.
+
+    Raises:
+        ValueError: for no network.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_preact.analysis import figures
+    >>> from keras_preact.analysis.identities import CompositeGain
+    >>> ends = np.array([1, 1])
+    >>> gain = CompositeGain(("unit1", "unit2"), ends, np.array([4.0, 2.0]), np.array([2.0, 1.0]))
+    >>> axes = figures.composite_gains({"two units": gain}).axes[0]
+    >>> [line.get_ydata().tolist() for line in axes.lines[1:3]]
+    [[4.0, 2.0], [2.0, 1.0]]
+
+    Source: Sec. 3.1 and Fig. 3 of arXiv 2512.24880.
+    """
+    style.need(gains)
+    kinds = {"signals": ("forward", "-"), "gradients": ("backward", "--")}
+    found = {
+        kind: np.concatenate([getattr(gain, field) for gain in gains.values()])
+        for kind, (field, _) in kinds.items()
+    }
+    found = {kind: values[~np.isnan(values)] for kind, values in found.items()}
+    ranges = (
+        f"{style.spread(row) if row.size else 'none'} for {kind}" for kind, row in found.items()
+    )
+    title = f"Largest gain from a unit to the end of its stage:\n{', '.join(ranges)}"
+    figure = style.new_figure()
+    axes = style.styled(figure.subplots(), title, UNIT, "Gain of the shortcuts")
+    axes.axhline(1, color=style.EDGE, linewidth=0.8, zorder=1)
+    handles = {}
+    for kind, (field, dashes) in kinds.items():
+        for i, (name, gain) in enumerate(gains.items()):
+            values = getattr(gain, field)
+            look = {"color": style.colour(i), "linestyle": dashes, "marker": "o", "markersize": 3}
+            style.lines(axes, {f"{name}, {kind}": (np.arange(len(values)), values)}, **look)
+            handles[name] = style.sample({"color": style.colour(i), "linewidth": 2.5})
+    for kind, (_, dashes) in kinds.items():
+        handles[kind] = style.sample({"color": style.GREY, "linestyle": dashes})
+    ends = np.concatenate([[1.0], *(values[values > 0] for values in found.values())])
+    room = 1.1 * (ends.max() / ends.min()) ** 0.06
+    axes.set_ylim(ends.min() / room, ends.max() * room)
+    style.logarithmic(axes)
+    units, *others = (gain.units for gain in gains.values())
+    style.stages(axes, units if all(other == units for other in others) else ())
+    style.by_depth(axes)
+    style.legend(figure, handles)
     return figure
 
 

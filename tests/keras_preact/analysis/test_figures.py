@@ -14,7 +14,7 @@ from keras_preact.analysis import figures
 from keras_preact.analysis.contributions import Contributions
 from keras_preact.analysis.ensemble import Lesions
 from keras_preact.analysis.figures import style
-from keras_preact.analysis.identities import DirectPath, IdentityCheck
+from keras_preact.analysis.identities import CompositeGain, DirectPath, IdentityCheck
 from keras_preact.analysis.jacobians import Spectrum
 from keras_preact.analysis.mean_field import MeanField
 from keras_preact.analysis.propagation import Propagation
@@ -55,6 +55,9 @@ nan = np.nan
 ROWS = np.array([[1e-7, nan, 2e-7], [1.0, nan, 3.0], [0.5, nan, 0.25], [1e-8, nan, 1e-7]])
 CHECK = IdentityCheck(UNITS, np.array([0, -1, 2]), *ROWS)
 PATH = DirectPath(UNITS, np.array([0.25, 0.5, 1, 1]), np.array([0.5, 0.75, 1, 1]))
+GAIN = CompositeGain(UNITS, np.array([1, 1, -1]), np.array([9, 3, nan]), np.array([0.1, 2, nan]))
+PLAIN = CompositeGain(UNITS, np.array([0, -1, -1]), *np.array([[0, nan, nan], [0, nan, nan]]))
+CHANGING = CompositeGain(UNITS, np.full(3, -1), *np.full((2, 3), nan))
 NETS = {"a": signals(0), "b": signals(1)}
 RATIO = {
     "net": signals(residual_norm=np.array([1.0, 1, 3]), shortcut_norm=np.array([2.0, 1, 1])),
@@ -116,6 +119,19 @@ LINES = {
         lambda: figures.coordinate_changes({"a": COORDINATES, "b": COORDINATES}),
         [{"1 update": [2, 4], "8 updates": [3, 5]}] * 2,
     ),
+    "composite gains": (
+        lambda: figures.composite_gains({"net": GAIN, "plain": PLAIN}),
+        [
+            {
+                **{"net, signals": GAIN.forward, "plain, signals": PLAIN.forward},
+                **{"net, gradients": GAIN.backward, "plain, gradients": PLAIN.backward},
+            }
+        ],
+    ),
+    "composite gains of units that change the shape": (
+        lambda: figures.composite_gains({"net": CHANGING}),
+        [{"net, signals": [nan] * 3, "net, gradients": [nan] * 3}],
+    ),
     "singular values": (
         lambda: figures.singular_values({"unit": SPECTRUM}),
         [{"unit": SPECTRUM.values}, {}],
@@ -164,6 +180,24 @@ def test_a_legend_names_the_lines_whose_looks_differ():
         lines = [line for line in axes.lines if line.get_label() in nets]
         assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 20
     layout.check(figure)
+
+
+def test_composite_gains():
+    """One colour per network, dashes for gradients, and a line at the gain of identities."""
+    figure = figures.composite_gains({"net": GAIN, "plain": PLAIN})
+    axes = figure.axes[0]
+    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
+    net, plain = style.COLOURS[:2]
+    assert (looks["net, signals"], looks["net, gradients"]) == ((net, "-"), (net, "--"))
+    assert (looks["plain, signals"], looks["plain, gradients"]) == ((plain, "-"), (plain, "--"))
+    assert [1, 1] in [line.get_ydata() for line in axes.lines if line.get_label().startswith("_")]
+    assert title(axes).endswith("0 to 9 for signals, 0 to 2 for gradients")
+    assert axes.get_yscale() == "log"
+    low, high = axes.get_ylim()
+    assert 0 < low < 0.1 < 9 < high
+    [legend] = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["net", "plain", "signals", "gradients"]
 
 
 @pytest.mark.parametrize("epochs", [1, 300])

@@ -16,10 +16,10 @@ from keras_preact.analysis.audit import Audit, AuditFinding, Status
 from keras_preact.analysis.audit.checks import CHECKS
 from tests.training.calls import error_of, files, words
 from training import cli
-from training.commands.analyze import page
+from training.commands.analyze import chapters, page
 from training.commands.analyze.__main__ import analyze
 from training.commands.analyze.chapters import Picture
-from training.commands.analyze.specimen import open_specimen
+from training.commands.analyze.specimen import Specimen, open_specimen
 from training.config import Data
 from training.data import load
 
@@ -129,12 +129,28 @@ def test_the_worst_finding_and_its_picture_come_first(statuses, want):
     assert named == sorted(statuses, key=lambda name: statuses[name] != Status.FAIL)
 
 
+@pytest.mark.parametrize("shortcut", ["identity", "constant_scaling", "conv1x1", "none"])
+def test_the_gain_of_all_shortcuts_is_shown_if_it_differs_from_1(shortcut):
+    options = {"width_factor": 0.25, "input_shape": (8, 8, 1), "shortcut": shortcut}
+    model = kp.models.resnet_cifar(14, **options)
+    x, labels = np.random.default_rng(0).normal(size=(4, 8, 8, 1)), np.arange(4)
+    specimen = Specimen("net", model, "new weights", False, x, labels, "noise")
+    shown = {each.name: each for each in chapters.identities(specimen, quick=False)}
+    assert list(shown)[:2] == ["gradient_split", "direct_path"]
+    if shortcut != "constant_scaling":
+        assert len(shown) == 2
+        return
+    found = shown["composite_gain"]
+    np.testing.assert_allclose(found.numbers["composite_gain"].forward[:2], [0.25, 0.5])
+    assert "up to 0.5 times and a gradient up to 0.5 times" in found.found
+
+
 def test_page_escapes_what_others_wrote():
     nasty = "<script>alert(\"1\")</script> & 'x'"
     found = AuditFinding(nasty, Status.FAIL, math.nan, nasty, (nasty,), nasty, nasty, nasty, nasty)
     audit = Audit(nasty, None, 1, 1, (found,))
-    chapters = [("a", nasty, [Picture("unit", FIGURE, nasty, alt=nasty)])]
-    text = page.render(nasty, {nasty: nasty}, audit, chapters, {nasty: nasty})
+    pictures = [("a", nasty, [Picture("unit", FIGURE, nasty, alt=nasty)])]
+    text = page.render(nasty, {nasty: nasty}, audit, pictures, {nasty: nasty})
     for part in (text, page.render("x", {}, nasty, [], {})):
         assert "<script" not in part
         assert "&lt;script&gt;" in part

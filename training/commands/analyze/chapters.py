@@ -138,6 +138,15 @@ def identities(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     figure = figures.direct_paths({specimen.name: path})
     kept = {"gain": 100 * np.nanmin(path.gain), "survival": 100 * np.nanmin(path.survival)}
     yield _picture("direct_path", figure, {"direct_path": path}, **kept)
+    try:
+        gain = kp.analysis.composite_gain(*batch[:2], training=specimen.training)
+    except ValueError:  # a shortcut that mixes channels
+        return
+    both = np.array([gain.forward, gain.backward])
+    if ((both != 1) & (both > 0)).any():  # no identities, and no plain network
+        ends = {"signals": np.nanmax(gain.forward), "gradients": np.nanmax(gain.backward)}
+        figure = figures.composite_gains({specimen.name: gain})
+        yield _picture("composite_gain", figure, {"composite_gain": gain}, **ends)
 
 
 def ensemble(specimen: Specimen, quick: bool) -> Iterator[Picture]:
