@@ -173,7 +173,8 @@ class Observed:
         """
         graph = self.graph
         if isinstance(unit, Addition):
-            steps = sorted({*unit.residual_steps, *unit.shortcut_steps})
+            also = unit.shortcut_steps if with_shortcut else ()
+            steps = sorted({*unit.residual_steps, *also})
 
             def added(x):
                 found = graph.run(values | {unit.start: x}, steps)

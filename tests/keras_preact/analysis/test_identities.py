@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact.analysis.observed import Observed
 from keras_preact.layers import streams
 from tests import reference
 from tests.keras_preact import harness
@@ -92,6 +93,30 @@ def test_composite_maps_of_any_model():
     assert max(check.forward_error.max(), check.gradient_error.max()) < 1e-5
     with pytest.raises(ValueError, match="mixes channels"):
         kp.analysis.composite_gain(model, harness.images(3, 8, 8, 4))
+
+
+class Counted(keras.layers.Conv2D):
+    """A convolution that counts its calls with tensors."""
+
+    calls = 0
+
+    def call(self, x):
+        type(self).calls += keras.ops.is_tensor(x)
+        return super().call(x)
+
+
+def test_a_branch_runs_without_its_shortcut():
+    x = inputs = keras.Input((8, 8, 4))
+    branch = keras.layers.Conv2D(4, 3, padding="same", activation="tanh")(x)
+    x = keras.layers.add([Counted(4, 1, use_bias=False)(x), branch])
+    observed = Observed(keras.Model(inputs, x), harness.images(3, 8, 8, 4))
+    values, _ = observed.run(lambda trace, axis: trace.output)
+    [unit] = observed.units
+    Counted.calls = 0
+    for number, options in ((unit.residual, {}), (unit.total, {"with_shortcut": True})):
+        [branch] = observed.branches(unit, values, **options)
+        harness.close(harness.numpy(branch(values[unit.start])), harness.numpy(values[number]))
+        assert Counted.calls == (number == unit.total)
 
 
 @pytest.mark.parametrize("constraint", streams.CONSTRAINTS)
