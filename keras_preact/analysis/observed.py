@@ -67,6 +67,7 @@ class Observed:
                 f"weights in at least one. Received: {len(steps)} operations, "
                 f"{', '.join(step.name for step in steps[:5])}, ..."
             )
+        self._copies: dict[int, list[ResidualUnit]] = {}
         self.calls = _inputs.logit_calls(self.graph, logits) if logits else {}
         self.loss = _inputs.loss_of(
             self.graph, _inputs.check_labels(labels, len(self.inputs[0])), loss
@@ -209,11 +210,14 @@ class Observed:
 
         return [functools.partial(at, layer=layer) for layer in self._layers(unit)]
 
-    @staticmethod
-    def _layers(unit: LayerUnit) -> list[ResidualUnit]:
-        """Return the unit, or the units of a stack."""
+    def _layers(self, unit: LayerUnit) -> list[ResidualUnit]:
+        """Return the unit, or copies of the units of a stack, which are made once."""
         layer = unit.layer
-        return list(map(layer.unit, range(unit.depth))) if isinstance(layer, UnitStack) else [layer]
+        if not isinstance(layer, UnitStack):
+            return [layer]
+        if unit.step not in self._copies:
+            self._copies[unit.step] = list(map(layer.unit, range(unit.depth)))
+        return self._copies[unit.step]
 
     def gradients(
         self,

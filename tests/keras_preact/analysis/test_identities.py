@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -77,9 +78,38 @@ def test_composite_maps_of_linear_shortcuts(name):
 
 
 def test_composite_maps_need_identities_after_the_addition():
+    """Without them the error is what Eq. 7 leaves of x_E."""
     model = network(20, arrangement="original", shortcut="constant_scaling")
-    check = kp.analysis.check_identities(model, harness.images(3, 8, 8, 2), composite=True)
+    images = harness.images(3, 8, 8, 2)
+    check = kp.analysis.check_identities(model, images, composite=True)
     assert np.nanmin([check.forward_error, check.gradient_error]) > 0.01
+    observed = Observed(model, images)
+    _, parts = observed.run(lambda trace, axis: keras.ops.stack([trace.output, trace.residual]))
+    x, residual = zip(*(harness.numpy(row) for rows in parts for row in rows), strict=True)
+    for first in range(4, 6):  # x_6 is the end of the second stage
+        rest = x[5] - 0.5 ** (6 - first) * x[first - 1]
+        rest -= sum(0.5 ** (5 - i) * residual[i] for i in range(first, 6))
+        want = np.linalg.norm(rest) / np.linalg.norm(x[5])
+        assert check.forward_error[first] == pytest.approx(want, rel=1e-5)
+
+
+@keras.saving.register_keras_serializable("tests")
+class CountedIdentity(kp.shortcuts.Identity):
+    calls: ClassVar[int] = 0
+
+    def paths(self, x, residual, transformed):
+        type(self).calls += 1
+        return super().paths(x, residual, transformed)
+
+
+def test_composite_maps_of_many_units():
+    """The maps of 20 units are not applied to each vector of the units before them."""
+    options = {"width": 4, "input_shape": (3,), "stacked": True}
+    model = kp.models.dense_resnet(42, shortcut=CountedIdentity(), **options)
+    CountedIdentity.calls = 0
+    check = kp.analysis.check_identities(model, harness.images(2, 3), composite=True)
+    assert np.max([check.forward_error, check.gradient_error]) < 1e-5
+    assert CountedIdentity.calls < 8 * len(check.units)
 
 
 def test_composite_maps_of_any_model():
