@@ -88,6 +88,9 @@ class Shortcut:
             is needed before them.
         transforms: What its layers transform: `"x"`, `"residual"`, which is F(x), or
             `"both"`: the first layer gets the tuple `(x, F(x))`.
+        computes_coefficients: Whether its layers compute from x the coefficients of the
+            paths, as a gate does. Analyses that take the shortcut as a linear map of x
+            keep them as they are.
         differs: Whether its option `factor` is a number that differs between the units of
             a network, see `of_unit`. In a stack of units, it is a tensor.
 
@@ -118,6 +121,7 @@ class Shortcut:
     reads_input: ClassVar[bool] = True
     projects: ClassVar[bool] = False
     transforms: ClassVar[str] = "x"
+    computes_coefficients: ClassVar[bool] = False
     differs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -233,10 +237,10 @@ class ShortcutLayers(keras.Layer):
         return tuple(ops.concatenate(path, self.axis) for path in paths)
 
     def linear(self, x, training=None) -> Callable:
-        """Return the linear map that the shortcut is if its gates, and the coefficients of
-        its streams, stay as they are at x.
+        """Return the linear map that the shortcut is if its coefficients, such as gates and
+        those of streams, stay as they are at x.
         """
-        fixed = self.of.gated or self.of.streams > 1
+        fixed = self.of.computes_coefficients
         coefficients = chains.run_chain(self.transform, x, training) if fixed else None
 
         def apply(vector):
@@ -333,6 +337,7 @@ class _Gating(_Weighted):
 
     place = "gate"
     gated = True
+    computes_coefficients = True
 
     def layers(self, site):
         start = keras.initializers.Constant(self.bias)
@@ -719,6 +724,8 @@ class HyperConnections(Shortcut):
     streams: int = 4  # type: ignore[misc]
     constraint: str = "sinkhorn"
     coefficients: str = "pixel"
+
+    computes_coefficients = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,6 +43,20 @@ def test_what_is_clean(arrangement, shortcut):
     assert errors.max() < 1e-4 if clean else errors.min() > 0.01
 
 
+@keras.saving.register_keras_serializable("tests")
+class ScalarGate(kp.shortcuts.Shortcut):
+    """One gate per example, between 0 and 2, without an option for its bias."""
+
+    computes_coefficients = True
+
+    def layers(self, site):
+        return [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1), keras.layers.ELU()]
+
+    def paths(self, x, residual, transformed):
+        gate = 1 + keras.ops.tanh(transformed[:, None, None])
+        return gate * x, (2 - gate) * residual
+
+
 #: Shortcuts that are linear in x once their gates are fixed, by what they are called here.
 LINEAR = {
     **{name: kp.shortcuts.get(name) for name in ("constant_scaling", "conv1x1", "none")},
@@ -50,6 +64,7 @@ LINEAR = {
     "decayed_identity": kp.shortcuts.DecayedIdentity(0.4),
     "dropout": kp.shortcuts.Dropout(0.3, seed=1),
     **{f"streams, {c}": kp.shortcuts.HyperConnections(4, c) for c in streams.CONSTRAINTS},
+    "own gate": ScalarGate(),
     "streams on maps": kp.shortcuts.HyperConnections(2, "none", "map"),
 }
 
