@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from keras_preact.graph import Graph, Step
+from keras_preact.models.segments import Segment, template_of
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
 
@@ -44,7 +45,7 @@ class Unit:
 class LayerUnit(Unit):
     """A unit or a stack of this package, which the graph keeps as one step."""
 
-    layer: ResidualUnit | UnitStack
+    layer: Segment
 
     @property
     def is_stack(self) -> bool:
@@ -52,8 +53,7 @@ class LayerUnit(Unit):
 
     @property
     def template(self) -> ResidualUnit:
-        """The unit, or the template of a stack."""
-        return self.layer.template if isinstance(self.layer, UnitStack) else self.layer
+        return template_of(self.layer)
 
     @property
     def is_plain(self) -> bool:

@@ -142,12 +142,17 @@ def stream_layers(segments: Sequence[Segment]) -> tuple[list[keras.Layer], list[
     streams: copies into streams, and their mean.
     """
     for segment in segments[:1]:
-        unit = segment.template if isinstance(segment, UnitStack) else segment
+        unit = template_of(segment)
         if unit.h.streams > 1:
             shared: dict = {"data_format": unit.data_format, "dtype": unit.dtype_policy}
             copies = CopyStreams(unit.h.streams, name="stem_streams", **shared)
             return [copies], [MeanOfStreams(unit.h.streams, name="head_streams", **shared)]
     return [], []
+
+
+def template_of(segment: Segment) -> ResidualUnit:
+    """Return the unit, or the template of a stack."""
+    return segment.template if isinstance(segment, UnitStack) else segment
 
 
 def unit_names(segment: Segment) -> list[str]:
