@@ -367,6 +367,9 @@ def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
             each unit scales them by `1/(1-p)`, so that the mean stays the same. Gating
             has `(1 - sigmoid(b))^n`, if the kernel of the gate is 0. A decayed identity
             without its own factor has the product of all alphas of a network of n units.
+            Hyper-connections have 1: doubly stochastic matrices keep the sum of the
+            streams' gradients. Without a constraint this holds at the start, where H_res
+            is the identity.
         units: Number of units, n.
 
     Raises:
@@ -398,6 +401,7 @@ _GAINS: dict[type, Callable] = {
     shortcuts.ScaledResidual: lambda shortcut: 1.0,
     shortcuts.Orthogonal: lambda shortcut: 1.0,
     shortcuts.DepthScaling: lambda shortcut: 1.0,
+    shortcuts.HyperConnections: lambda shortcut: 1.0,
     shortcuts.NoShortcut: lambda shortcut: 0.0,
     shortcuts.ConstantScaling: lambda shortcut: shortcut.shortcut,
     shortcuts.DecayedIdentity: lambda shortcut: shortcut.factor,

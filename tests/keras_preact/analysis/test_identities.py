@@ -186,6 +186,19 @@ def test_composite_gains_of_streams(constraint):
         np.testing.assert_allclose([gain.forward[:3], gain.backward[:3]], 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize("constraint", streams.CONSTRAINTS)
+def test_new_streams_let_everything_through(constraint):
+    h, images = kp.shortcuts.HyperConnections(3, constraint), harness.images(2, 8, 8, 2)
+    options = {"width_factor": 0.25, "input_shape": (8, 8, 2), "shortcut": h}
+    model = kp.models.resnet_cifar(14, **options)
+    want = kp.analysis.expected_gain(h, 2)
+    assert want == 1
+    np.testing.assert_allclose(kp.analysis.direct_path(model, images).gain, want, rtol=1e-5)
+    gain = kp.analysis.composite_gain(model, images)
+    kept = gain.ends >= 0
+    np.testing.assert_allclose([gain.forward[kept], gain.backward[kept]], want, rtol=1e-5)
+
+
 def test_composite_gains_of_one_stream():
     images = harness.images(2, 8, 8, 2)
     gains = {
