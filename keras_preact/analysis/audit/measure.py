@@ -1,6 +1,7 @@
 """Measurements of a network: signals at inference and in training, and gradients."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import keras
@@ -8,10 +9,11 @@ import numpy as np
 from keras import ops
 
 from keras_preact.analysis._inputs import before_activation
-from keras_preact.analysis.additions import Addition
+from keras_preact.analysis.additions import Addition, LayerUnit, Unit
 from keras_preact.analysis.observed import Observed, norms, other_axes
 from keras_preact.graph import Graph
 from keras_preact.layers import streams
+from keras_preact.units import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,11 +153,14 @@ class Gradients:
     Args:
         outputs: `||dE/dx_{l+1}||`, at the `output` of each unit of the graph.
         weights: `||dE/dW||` over all kernels of the branch.
+        closed: Whether the branch adds only zeros and a weight that is no kernel has a
+            gradient, which opens it: an alpha or a gamma of 0.
         loss: Name of the loss E.
     """
 
     outputs: list[float]
     weights: list[float]
+    closed: list[bool]
     loss: str
 
 
@@ -164,14 +169,17 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
     mode.
     """
     observed = Observed(model, sample, labels)
-    _, _, on_outputs, on_weights = observed.gradients(
-        lambda trace, axis: ops.zeros(()), variables=observed.trainable_weights
+    factors = {unit.step: _factors(observed, unit) for unit in observed.units}
+    variables = [*observed.trainable_weights, *itertools.chain(*factors.values())]
+    _, sizes, on_outputs, on_weights = observed.gradients(
+        _largest, variables=list({id(each): each for each in variables}.values())
     )
     half_square = "half the squared norm of the output"
     loss = half_square if labels is None else "the cross-entropy of the labels"
     outputs: list[float] = []
     weights: list[float] = []
-    rows = iter(on_outputs[1:])
+    closed: list[bool] = []
+    rows = zip(on_outputs[1:], sizes[1:], strict=True)
     for unit in observed.units:
         unit_rows = [next(rows) for _ in unit.names]
         if unit.is_plain:
@@ -182,6 +190,30 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
             if len(weight.shape) - unit.is_stack > 1
             and (isinstance(unit, Addition) or name.startswith("branch/"))
         ]
-        outputs += [float(np.linalg.norm(on_output)) for on_output in unit_rows]
+        outputs += [float(np.linalg.norm(on_output)) for on_output, _ in unit_rows]
         weights += np.linalg.norm([np.zeros(unit.depth), *of_kernels], axis=0).tolist()
-    return Gradients(outputs, weights, loss)
+        opened = sum(norms(on_weights[id(each)], unit.depth) for each in factors[unit.step])
+        empty = np.array([not size for _, size in unit_rows])
+        closed += (empty & (opened > 0)).tolist()
+    return Gradients(outputs, weights, closed, loss)
+
+
+def _largest(trace: Trace, axis: int):
+    """Return the largest absolute value that the branch adds."""
+    return ops.zeros(()) if trace.residual is None else ops.max(ops.abs(trace.residual))
+
+
+def _factors(observed: Observed, unit: Unit) -> list[keras.Variable]:
+    """Return the trainable weights of a unit that are neither kernels nor shifts."""
+    if isinstance(unit, Addition):
+        layers = [observed.graph.steps[i].operation for i in unit.branch]
+    else:
+        assert isinstance(unit, LayerUnit)
+        layers = [unit.layer]
+    return [
+        weight
+        for layer in layers
+        if isinstance(layer, keras.Layer)
+        for weight in layer.trainable_weights
+        if len(weight.shape) - unit.is_stack < 2 and weight.name not in ("beta", "bias")
+    ]

@@ -191,7 +191,9 @@ def _indented(paragraphs: Iterable[str]) -> list[str]:
 
 
 def shown(figure: float, unit: str) -> str:
-    """Return a figure in words: shares in percent."""
+    """Return a figure in words: shares in percent, and a dash if nothing was measured."""
+    if math.isnan(figure):
+        return "-"
     return f"{100 * figure:.3g} %" if "share" in unit.split() else f"{figure:.3g}"
 
 

@@ -1,7 +1,8 @@
 """Checks of sizes: gradients, signals, weights, the sample and the logits."""
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 from keras import ops
@@ -26,7 +27,11 @@ def _judged(check: Check, values: dict[str, float], detail: str) -> AuditFinding
 
 
 def _first_to_last(
-    check: Check, network: Network, norms: Sequence[float], what: str
+    check: Check,
+    network: Network,
+    norms: Sequence[float],
+    what: str,
+    left_out: Container[int] = (),
 ) -> AuditFinding:
     """Compare the gradient norms of the first and the last unit of each shape."""
     names = [unit.name for unit in network.units]
@@ -37,7 +42,8 @@ def _first_to_last(
     if not any(norms):
         detail = "The gradient is 0 in every unit: a later layer with zero weights blocks it."
         return check.finding(Status.WARN, math.nan, (), f"{detail} {loss}")
-    groups = [group for group in network.of_each_shape if len(group) > 1] or [[*range(len(names))]]
+    shapes = [[i for i in group if i not in left_out] for group in network.of_each_shape]
+    groups = [group for group in shapes if len(group) > 1] or [[*itertools.chain(*shapes)]]
     ends = [(group[0], group[-1]) for group in groups]
     ratios = {names[i]: norms[i] / norms[j] if norms[j] else math.inf for i, j in ends}
     where = check.limits.worst_first(ratios)[0]
@@ -56,8 +62,18 @@ def signal_gradients(check: Check, network: Network) -> AuditFinding:
 
 
 def weight_gradients(check: Check, network: Network) -> AuditFinding:
-    """Compare the kernel gradients of the first and the last unit of each shape."""
-    return _first_to_last(check, network, network.gradients.weights, "the branch weights")
+    """Compare the kernel gradients of the first and the last unit of each shape, of the
+    units whose branches are not closed.
+    """
+    closed = {i for i, is_closed in enumerate(network.gradients.closed) if is_closed}
+    if len(closed) == len(network.units):
+        return check.passed(
+            "The branches start closed: each is multiplied by weights that are 0, and these have "
+            "gradients. The kernels get theirs after the first update.",
+            math.nan,
+        )
+    norms = network.gradients.weights
+    return _first_to_last(check, network, norms, "the branch weights", closed)
 
 
 def signal_growth(check: Check, network: Network) -> AuditFinding:

@@ -721,6 +721,63 @@ def test_a_sample_is_made():
     assert "takes a Keras model" in error_of(lambda: audit("model.keras"))
 
 
+class Alpha(layers.Layer):
+    """ReZero in a model of Keras layers."""
+
+    def build(self, input_shape):
+        self.alpha = self.add_weight(shape=(), initializer="zeros", name="alpha")
+
+    def call(self, x):
+        return self.alpha * x
+
+
+def rezero():
+    x = inputs = keras.Input((8, 8, 3))
+    for _ in range(3):
+        x = layers.add([x, Alpha()(layers.Conv2D(3, 3, padding="same")(x))])
+    return keras.Model(inputs, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)))
+
+
+SMALL = {"width_factor": 0.25, "input_shape": (8, 8, 3)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: kp.models.resnet_cifar(14, shortcut="scaled_residual", **SMALL),
+        lambda: kp.models.resnet_cifar(20, shortcut="scaled_residual", stacked=True, **SMALL),
+        lambda: kp.models.resnet_cifar(14, arrangement="original", zero_init_last=True, **SMALL),
+        rezero,
+    ],
+    ids=["alphas", "alphas in stacks", "gammas", "model of others"],
+)
+def test_branches_that_start_closed(make):
+    result = audit(make(), IMAGES)
+    finding = result["gradient of the weights"]
+    assert finding.status == "PASS"
+    assert "start closed" in finding.detail
+    assert "nan" not in result.text(evidence=True)
+
+
+def test_some_branches_that_are_closed():
+    """They have no part in the ratio. Zeros after the last unit are not their fault."""
+    options = SMALL | {"width_factor": 0.5}
+    model = kp.models.resnet_cifar(20, shortcut=kp.shortcuts.ScaledResidual(0.1), **options)
+    assert audit(model, IMAGES)["gradient of the weights"].status == "PASS"
+    alphas = [weight for weight in model.trainable_weights if "scale" in weight.path]
+    for alpha in (alphas[0], alphas[5]):
+        alpha.assign(0)
+    finding = audit(model, IMAGES)["gradient of the weights"]
+    assert finding.status == "PASS", finding.detail
+    assert "start closed" not in finding.detail
+    model = kp.models.resnet_cifar(14, shortcut="scaled_residual", **SMALL)
+    classifier = model.get_layer("head_classifier")
+    classifier.set_weights([np.zeros(weight.shape) for weight in classifier.weights])
+    finding = audit(model, IMAGES, labels=np.arange(len(IMAGES)) % 10)["gradient of the weights"]
+    assert finding.status == "WARN"
+    assert "a later layer" in finding.detail
+
+
 def test_several_mistakes_are_several_causes():
     result = audit(chain(shortcut=lambda x, _: 0.5 * x, normalized=False, head=""), IMAGES)
     assert [each.check for each in result.causes] == [PATH, ORDER, LAST]
