@@ -15,6 +15,7 @@ from keras import KerasTensor, ops
 
 from keras_preact.backend import keras_private
 from keras_preact.layers.spatial import BinomialPooling2D
+from keras_preact.layers.streams import MeanOfStreams
 from keras_preact.squeeze_excitation import SqueezeExcitation
 from keras_preact.stacks import LayerStack
 
@@ -27,7 +28,7 @@ _ACTIVATIONS = frozenset(
 ) - {"linear", "get", "serialize", "deserialize"}
 
 #: Layers of this package that stay one step, like the poolings of Keras.
-_WHOLE = (SqueezeExcitation, BinomialPooling2D)
+_WHOLE = (SqueezeExcitation, BinomialPooling2D, MeanOfStreams)
 
 
 @dataclasses.dataclass(frozen=True)

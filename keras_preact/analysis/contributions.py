@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_preact.analysis import _inputs
-from keras_preact.analysis.observed import Observed
+from keras_preact.analysis.observed import Observed, pulled
 from keras_preact.backend.arrays import as_numpy
 from keras_preact.graph import Step
 from keras_preact.units import Trace
@@ -17,6 +18,7 @@ from keras_preact.units import Trace
 _LINEAR = re.compile(
     r"(Global|Padded)?(Average|Max|Binomial)Pooling\dD|(Padded)?Conv\dD|Dense|Flatten|Reshape"
     r"|Activation(Layer)?|(Leaky|P)?ReLU|Relu|LeakyRelu|BatchNormalization|(Spatial)?Dropout(\dD)?"
+    r"|MeanOfStreams"
 )
 _ACTIVATIONS = ("linear", "relu", "relu6", "leaky_relu")
 #: Largest relative error of a unit's sum: float32, 16 bits.
@@ -54,7 +56,7 @@ def contributions(model: keras.Model, images, classes=None) -> Contributions:
     of all F (Eq. 4). Normalisation at inference, pooling and classifier are linear, and
     so is a ReLU once its mask is known. Each F is multiplied by this linear map, which
     is the gradient of the logit. A shortcut that is linear, such as constant scaling, is
-    part of the map.
+    part of the map; gates and the coefficients of several streams count as constants.
 
     Args:
         model: A pre-activation classifier with residual units, such as a network of this
@@ -66,8 +68,8 @@ def contributions(model: keras.Model, images, classes=None) -> Contributions:
             several.
 
     Raises:
-        ValueError: for another head; for units with an f or a gated shortcut; as
-            `grad_cam` for classes, and as `propagation`.
+        ValueError: for another head; for units with an f, or a shortcut that is not
+            linear; as `grad_cam` for classes, and as `propagation`.
 
     Example:
 
@@ -107,15 +109,14 @@ def contributions(model: keras.Model, images, classes=None) -> Contributions:
     chosen, weights = _inputs.class_weights(graph, as_numpy(output), classes)
     factors = ops.cast(weights, output.dtype)
     _, _, gradients, _ = observed.gradients(
-        lambda trace, axis: ops.zeros(()),
-        detach_residual=True,
-        loss=lambda outputs: ops.sum(outputs[0] * factors),
+        lambda trace, axis: ops.zeros(()), loss=lambda outputs: ops.sum(outputs[0] * factors)
     )
     rows = [row for rows in seen for row in ops.convert_to_numpy(rows)]
     first = len(rows)
     while first and rows[first - 1].shape == rows[-1].shape:
         first -= 1
-    pairs = list(zip(rows[first:], gradients[first + 1 :], strict=True))
+    through = _carried_back(observed, values, [row[2] for row in rows[first:]], gradients[-1])
+    pairs = list(zip(rows[first:], through, strict=True))
     # (L, 3, n): through h, F and the output of each unit
     parts = np.stack([_inner(row, gradient) for row, gradient in pairs])
     sizes = np.stack([_inner(abs(row), abs(gradient)).sum(axis=0) for row, gradient in pairs])
@@ -123,7 +124,7 @@ def contributions(model: keras.Model, images, classes=None) -> Contributions:
     tolerance = _TOLERANCES[keras.backend.standardize_dtype(values[last.output].dtype)]
     for errors, cause in (
         (parts[:, 0] + residual - arrived, "an f after its addition"),
-        (parts[1:, 0] - arrived[:-1], "a shortcut that is not linear, such as a gated one"),
+        (parts[1:, 0] - arrived[:-1], "a shortcut that is not linear"),
     ):
         wrong = (abs(errors) > tolerance * sizes[-len(errors) :]).any(axis=1)
         if wrong.any():
@@ -136,6 +137,24 @@ def contributions(model: keras.Model, images, classes=None) -> Contributions:
     return Contributions(
         observed.names[first:], chosen, start, residual, logits - arrived[-1], logits
     )
+
+
+def _carried_back(
+    observed: Observed, values: dict, outputs: list[np.ndarray], gradient: np.ndarray
+) -> list[np.ndarray]:
+    """Return what the gradient at the last of some outputs of units is at each, if it goes
+    back through the shortcuts alone.
+    """
+    shortcuts: list[Callable] = []
+    for unit in reversed(observed.units):
+        if len(shortcuts) < len(outputs):  # copies of units take time
+            shortcuts = [*observed.shortcuts(unit, values), *shortcuts]
+    gradients = [gradient]
+    for shortcut, x in zip(shortcuts[:0:-1], outputs[-2::-1], strict=True):
+        with keras.StatelessScope():
+            linear = shortcut(ops.convert_to_tensor(x))
+        gradients.append(pulled(linear, x, gradients[-1]))
+    return gradients[::-1]
 
 
 def _inner(row: np.ndarray, gradient: np.ndarray) -> np.ndarray:

@@ -14,8 +14,7 @@ from keras import ops
 from keras_preact import shortcuts
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.additions import LayerUnit
-from keras_preact.analysis.observed import Observed
-from keras_preact.backend import autodiff
+from keras_preact.analysis.observed import Observed, pulled
 from keras_preact.units import Trace
 
 
@@ -116,10 +115,10 @@ def check_identities(
         end = ends[i] + 1
         if end == i + 1:
             direct, through = gradient[end], np.zeros(signal[i].shape)
-        pulled = _pulled(branches[i], signal[i], gradient[i + 1])
+        part = pulled(branches[i], signal[i], gradient[i + 1])
         if composite:  # of the sum of both paths
-            pulled = pulled - maps[i].transposed(gradient[i + 1])
-        direct, through = maps[i].transposed(direct), maps[i].transposed(through) + pulled
+            part = part - maps[i].transposed(gradient[i + 1])
+        direct, through = maps[i].transposed(direct), maps[i].transposed(through) + part
         errors[1:, i] = (
             np.linalg.norm(direct),
             np.linalg.norm(through),
@@ -190,7 +189,7 @@ def _map(shortcut: Callable, x: np.ndarray) -> _Map:
     vector = np.random.default_rng(0).integers(1, 100, x.shape).astype("float32")
     if np.array_equal(of(vector), vector):
         return _IDENTITY
-    return _Map(of, functools.partial(_pulled, linear, x))
+    return _Map(of, functools.partial(pulled, linear, x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,14 +283,6 @@ def _matrix(linear: Callable, x: np.ndarray, streams: int, axis: int, name: str)
             f"`direct_path` for this one. Received: the shortcut of {name}, which mixes channels"
         )
     return matrix
-
-
-def _pulled(branch: Callable, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Return `J_F(x)^T gradient`."""
-    _, pull = autodiff.vjp(branch, x)
-    # Small gradients would be 0 in float16. A power of 2 adds no rounding.
-    size = np.exp2(np.frexp(np.abs(gradient).max())[1])
-    return ops.convert_to_numpy(pull((gradient / size).astype("float32"))) * size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -290,6 +290,14 @@ def _changed(residual, scale, detach: bool):
     return residual if scale is None else residual * ops.cast(scale, residual.dtype)
 
 
+def pulled(function: Callable, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """Return `J(x)^T gradient`."""
+    _, pull = autodiff.vjp(function, x)
+    # Small gradients would be 0 in float16. A power of 2 adds no rounding.
+    size = np.exp2(np.frexp(np.abs(gradient).max())[1])
+    return ops.convert_to_numpy(pull((gradient / size).astype("float32"))) * size
+
+
 def norms(gradient: np.ndarray, units: int) -> np.ndarray:
     """Return the norms of a gradient for each unit of a stacked weight, `(units,)`."""
     return np.linalg.norm(gradient.reshape(units, -1).astype("float64"), axis=1)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_preact as kp
 from keras_preact.analysis import contributions
 from tests.keras_preact import harness
 from tests.keras_preact.analysis.test_propagation import first_input, network, numpy_units
@@ -13,15 +14,20 @@ IMAGES, CLASSES = harness.images(3, 8, 8, 2), np.array([2, 0, 7])
 
 def by_hand(model, classes, **options):
     """Before the last stage, of each branch, and of the shifts: float64."""
-    keep = 0.5 if options.get("shortcut") == "constant_scaling" else 1
     x, parts = first_input(model, IMAGES), []
     for unit in numpy_units(model, **options):
         start, branch = unit.paths(x)
         through = unit.add(start, np.zeros_like(branch))
         before, x = x, unit.add(start, branch)
-        is_new = before.shape != x.shape
-        parts = [through] if is_new else [keep * part for part in parts or [before]]
+        if before.shape != x.shape:
+            parts = [through]
+        elif options.get("shortcut") == "shortcut_only_gating":
+            parts = [through / start * part for part in parts]
+        else:  # linear; coefficients of streams are those of x
+            parts = [unit.add(part, np.zeros_like(branch)) for part in parts or [before]]
         parts.append(x - through)
+    n = options.get("hyper", [1])[0]
+    x, *parts = (each.reshape(*each.shape[:-1], n, -1).mean(-2) for each in (x, *parts))
     names = ("gamma", "beta", "moving_mean", "moving_variance")
     gamma, beta, mean, variance = (
         harness.weights(model)[f"head_norm/{name}"].astype("float64") for name in names
@@ -43,15 +49,26 @@ def by_hand(model, classes, **options):
         {},
         pytest.param({"stacked": True}, marks=pytest.mark.backend),
         {"shortcut": "constant_scaling"},
+        {"shortcut": "shortcut_only_gating"},
         {"classifier_activation": "softmax"},
+        {"hyper": (2, "none", "map"), "stacked": True},
+        pytest.param({"hyper": (4, "sinkhorn", "pixel")}, marks=pytest.mark.backend),
+        pytest.param(
+            {"hyper": (3, "permutations", "pixel"), "stacked": True}, marks=pytest.mark.backend
+        ),
     ],
     ids=harness.label,
 )
 def test_by_hand(options):
+    """In a unit with a gate, or with coefficients of streams, these count as constants."""
+    of_units = {key: options[key] for key in ("shortcut", "hyper") if key in options}
+    if "hyper" in options:
+        of_units["shortcut"] = "hyper_connections"
+        options = options | {"shortcut": kp.shortcuts.HyperConnections(*options["hyper"])}
+        del options["hyper"]
     model = network(20, **options)
     found = contributions(model, IMAGES, CLASSES)
     assert found.units == tuple(f"stage3_unit{i}" for i in range(1, 4))
-    of_units = {key: value for key, value in options.items() if key == "shortcut"}
     start, *residual, bias = by_hand(model, CLASSES, **of_units)
     harness.close(found.start, start, 1e-4)
     harness.close(found.residual, residual, 1e-4)
