@@ -58,8 +58,8 @@ def curvature(
         model: Any Keras model that the backend can differentiate twice. TensorFlow
             cannot do this for stacks with `remat`.
         x, labels, loss: Arguments of `propagation`.
-        training: Whether normalisations use the statistics of the batch. Then nothing
-            in the model may be random, such as dropout.
+        training: Whether normalisations use the statistics of the batch. Dropout has
+            the same masks in every pass.
         k: Number of eigenvalues.
         probes: Number of random vectors for the trace. Its error falls as 1 /
             sqrt(probes).
@@ -98,7 +98,8 @@ def curvature(
             ops.convert_to_tensor(part.reshape(variable.shape), variable.dtype)
             for part, variable in zip(np.split(vector.reshape(-1), ends), variables, strict=True)
         ]
-        products = map(ops.convert_to_numpy, multiply(*parts))
+        with autodiff.same_random_numbers(model):
+            products = list(map(ops.convert_to_numpy, multiply(*parts)))
         whole = np.concatenate([part.astype("float64").ravel() for part in products])
         if not np.isfinite(whole).all():
             raise ValueError(
@@ -295,7 +296,7 @@ def critical_rate(
     value, scale = _inputs.scaled_loss(
         model, Graph(model, _inputs.one(arrays)), arrays, labels, loss, training
     )
-    with autodiff.same_random_numbers():
+    with autodiff.same_random_numbers(model):
         *_, gradients = autodiff.value_and_gradients(lambda: (value(), []), [], variables)
     exact = [ops.cast(gradient, "float32") / scale for gradient in gradients]
     start = [ops.copy(variable.value) for variable in variables]
@@ -321,7 +322,7 @@ def critical_rate(
 
     def loss_at(factor: float) -> float:
         passes.append(factor)
-        with autodiff.without_gradients(), autodiff.same_random_numbers():
+        with autodiff.without_gradients(), autodiff.same_random_numbers(model):
             return float(moved(ops.convert_to_tensor(factor, "float32"), *tensors))
 
     passes: list[float] = []

@@ -69,8 +69,7 @@ def check_identities(
         composite: Whether the products of the network's own shortcuts take the place of
             the identities, as in Eq. 7 and 8: `x_E = (h_{E-1} ... h_l) x_l +
             sum (h_{E-1} ... h_{i+1}) F(x_i)`. Gates, the coefficients of streams and
-            dropout masks count as constants of a batch. On PyTorch, a dropout shortcut
-            must have a seed, or `training=False`.
+            dropout masks count as constants of a batch.
 
     Raises:
         ValueError: see `propagation`.
@@ -92,6 +91,11 @@ def check_identities(
     """
     observed = Observed(model, x, labels, loss, training)
     _inputs.watch(model, x)
+    with observed.same_random_numbers():
+        return _checked(observed, composite)
+
+
+def _checked(observed: Observed, composite: bool) -> IdentityCheck:
     _, signal, gradients, _ = observed.gradients(_output)
     with keras.StatelessScope():  # batch statistics stay as they are
         values, residuals = observed.run(lambda trace, axis: ops.cast(trace.residual, "float32"))
@@ -239,6 +243,11 @@ def composite_gain(model: keras.Model, x, *, training: bool = False) -> Composit
     """
     observed = Observed(model, x, training=training)
     _inputs.watch(model, x)
+    with observed.same_random_numbers():
+        return _gains(observed)
+
+
+def _gains(observed: Observed) -> CompositeGain:
     with keras.StatelessScope():
         values, outputs = observed.run(lambda trace, axis: ops.cast(trace.output, "float32"))
     signal = [

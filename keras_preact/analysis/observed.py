@@ -1,6 +1,8 @@
 """Run a network and read the traces of its residual units."""
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -218,6 +220,15 @@ class Observed:
         if unit.step not in self._copies:
             self._copies[unit.step] = list(map(layer.unit, range(unit.depth)))
         return self._copies[unit.step]
+
+    def same_random_numbers(self) -> contextlib.AbstractContextManager:
+        """Return a context in which all passes draw the same masks, also those of copies."""
+        steps = [step.operation for step in self.graph.steps]
+        copies = [self._layers(unit) for unit in self.units if isinstance(unit, LayerUnit)]
+        layers = [self.model, *steps, *itertools.chain(*copies)]
+        return autodiff.same_random_numbers(
+            *(layer for layer in layers if isinstance(layer, keras.Layer))
+        )
 
     def gradients(
         self,

@@ -3,10 +3,12 @@ Nothing here changes a variable.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 from keras import ops
+
+from keras_preact.backend import keras_private
 
 
 def compiled(function: Callable) -> Callable:
@@ -36,17 +38,29 @@ def without_gradients() -> contextlib.AbstractContextManager:
     return torch.no_grad()
 
 
-def same_random_numbers() -> contextlib.AbstractContextManager:
-    """Return a context that leaves PyTorch's own generator as it was, so that layers without
-    a seed draw the same numbers in each. On the other backends all random numbers come
-    from variables, which nothing here changes.
+@contextlib.contextmanager
+def same_random_numbers(*layers: keras.Layer) -> Iterator[None]:
+    """Return a context in which layers draw random numbers from variables, which nothing
+    here changes, so that all passes have the same.
+
+    Only PyTorch needs it: there Keras' dropout without a seed draws from the process's own
+    generator, which stays as it was.
     """
     if keras.backend.backend() != "torch":
-        return contextlib.nullcontext()
+        yield
+        return
     import torch
 
+    generators = [each for layer in layers for each in keras_private.generators_without_seed(layer)]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    return torch.random.fork_rng(devices)
+    with torch.random.fork_rng(devices):
+        for generator in generators:
+            keras_private.set_seed(generator, 0)
+        try:
+            yield
+        finally:
+            for generator in generators:
+                keras_private.set_seed(generator, None)
 
 
 def value_and_gradients(

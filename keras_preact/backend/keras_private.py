@@ -19,6 +19,19 @@ def sublayers(layer: keras.Layer, *, nested: bool = True) -> Iterator[keras.Laye
     return layer._flatten_layers(include_self=False, recursive=nested)
 
 
+def generators_without_seed(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
+    """Return the generators of random numbers in a layer, and in all layers inside it, that
+    were made without a seed.
+    """
+    generators = (each for inner in layers(layer) for each in inner._seed_generators)
+    return [each for each in generators if getattr(each, "_initial_seed", 0) is None]
+
+
+def set_seed(generator: keras.random.SeedGenerator, seed: int | None) -> None:
+    """Let a generator count as made with a seed, or without one. Its state stays."""
+    generator._initial_seed = seed
+
+
 def own_kernel(layer: keras.Layer) -> keras.Variable:
     """Return the kernel of a layer without the product of LoRA's weights."""
     return layer._kernel

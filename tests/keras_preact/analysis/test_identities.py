@@ -62,7 +62,7 @@ LINEAR = {
     **{name: kp.shortcuts.get(name) for name in ("constant_scaling", "conv1x1", "none")},
     **{name: kp.shortcuts.get(name, -1.0) for name in ("exclusive_gating", "shortcut_only_gating")},
     "decayed_identity": kp.shortcuts.DecayedIdentity(0.4),
-    "dropout": kp.shortcuts.Dropout(0.3, seed=1),
+    "dropout": kp.shortcuts.Dropout(0.3),
     **{f"streams, {c}": kp.shortcuts.HyperConnections(4, c) for c in streams.CONSTRAINTS},
     "own gate": ScalarGate(),
     "streams on maps": kp.shortcuts.HyperConnections(2, "none", "map"),
@@ -84,12 +84,39 @@ def test_composite_maps_of_linear_shortcuts(name):
         20, shortcut=LINEAR[name], stacked=name in ("conv1x1", "streams, none", "dropout")
     )
     batch = harness.images(3, 8, 8, 2), np.arange(3)
-    training = name != "dropout" or keras.backend.backend() != "torch"
-    check = kp.analysis.check_identities(model, *batch, composite=True, training=training)
+    check = kp.analysis.check_identities(model, *batch, composite=True)
     for errors in (check.forward_error, check.gradient_error):
         assert np.nanmax(errors) < 2e-5
-    plain = kp.analysis.check_identities(model, *batch, training=training)
-    assert np.nanmax(plain.forward_error) > 1e-3 or not training
+    plain = kp.analysis.check_identities(model, *batch)
+    assert np.nanmax(plain.forward_error) > 1e-3
+
+
+def units_of_layers():
+    x = inputs = keras.Input((6,))
+    for _ in range(2):
+        branch = keras.layers.Dropout(0.3)(keras.layers.Dense(6, activation="tanh")(x))
+        x = keras.layers.add([x, branch])
+    return keras.Model(inputs, x)
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: network(14, dropout=0.3, stochastic_depth=0.3),
+        lambda: network(20, dropout=0.3, stochastic_depth=0.3, stacked=True),
+        units_of_layers,
+    ],
+    ids=["units", "stacks", "model of others"],
+)
+def test_masks_without_a_seed_are_the_same_in_every_pass(make):
+    """Afterwards the network draws new ones, as before."""
+    model = make()
+    images = harness.images(3, *model.input_shape[1:])
+    check = kp.analysis.check_identities(model, images)
+    assert np.nanmax([check.forward_error, check.gradient_error]) < 1e-4
+    one, other = (harness.numpy(model(images, training=True)) for _ in range(2))
+    assert np.abs(one - other).max() > 1e-3
 
 
 def test_composite_maps_need_identities_after_the_addition():
