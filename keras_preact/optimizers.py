@@ -1,5 +1,6 @@
 """The paper's optimiser, SGD with momentum and coupled weight decay; Muon for
-convolutions; AdamW and Lion that do not decay every weight.
+convolutions; AdamW and Lion that do not decay every weight. Each has a learning rate by
+layer.
 """
 
 import math
@@ -20,13 +21,28 @@ def _is_in_name(word: str, variable: keras.Variable) -> bool:
 class _Optimizer(keras.optimizers.Optimizer):
     """A mixin for Keras' optimisers. Schedules and moving averages count updates, not
     the parts of an accumulated gradient, and there is no average before the first
-    update. The words in `exclude_from_decay` exclude weights from Keras' decay, which
-    is outside the gradient. A word that fits no weight is an error.
+    update. The words in `exclude_from_decay` exclude weights from the decay. A factor in
+    `rate_factors` is one on the learning rate of some layers: on the step, and on the
+    decay that Keras multiplies by the rate. A word or a name that fits no weight is an
+    error.
     """
 
-    def __init__(self, *args, exclude_from_decay: Sequence[str] = (), **kwargs):
+    def __init__(
+        self,
+        *args,
+        exclude_from_decay: Sequence[str] = (),
+        rate_factors: Mapping[str, float] | None = None,
+        **kwargs,
+    ):
+        for name, factor in (rate_factors or {}).items():
+            if not _checks.is_number(factor) or not 0 <= factor < math.inf:
+                raise ValueError(
+                    f"A factor must be a number, 0 or more. Received: rate_factors[{name!r}]="
+                    f"{factor!r}"
+                )
         super().__init__(*args, **kwargs)
         self.exclude_from_decay = list(exclude_from_decay)
+        self.rate_factors = _checks.plain(dict(rate_factors or {}))
         self._excluded_names: list[str] = []
 
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
@@ -38,7 +54,13 @@ class _Optimizer(keras.optimizers.Optimizer):
             "exclude_from_decay", self.exclude_from_decay, variables, lambda word, v: word in v.path
         )
         self._check_used("var_names", self._excluded_names, variables, _is_in_name)
+        self._check_used(
+            "rate_factors", self.rate_factors, variables, lambda name, v: _place(name, v.path) > 0
+        )
         super().build(variables)
+        # By index: on TensorFlow, `update_step` gets backend variables, which have no path.
+        self._decayed = [self._is_decayed(variable) for variable in variables]
+        self._factors = [self._factor(variable.path) for variable in variables]
 
     def _check_used(
         self, argument: str, words: Iterable[str], variables: Sequence, fits: Callable
@@ -59,12 +81,38 @@ class _Optimizer(keras.optimizers.Optimizer):
             word in variable.path for word in self.exclude_from_decay
         )
 
+    def _factor(self, path: str) -> float:
+        places = {name: (_place(name, path), len(name)) for name in self.rate_factors}
+        fitting = [name for name, (depth, _) in places.items() if depth]
+        return self.rate_factors[max(fitting, key=places.__getitem__)] if fitting else 1.0
+
+    def _decay(self, index: int) -> float | None:
+        """Return Keras' decay of a weight, which is multiplied by the learning rate."""
+        return self.weight_decay if self._decayed[index] else None
+
     def _apply_weight_decay(self, variables):
-        if decayed := [variable for variable in variables if self._is_decayed(variable)]:
+        decayed = [variable for variable in variables if self._is_decayed(variable)]
+        if self.rate_factors:  # Keras has one rate; `update_step` decays weights of other rates
+            decayed = [v for v in decayed if self._factors[self._get_variable_index(v)] == 1]
+        if decayed:
             super()._apply_weight_decay(decayed)
 
+    def update_step(self, gradient, variable, learning_rate):
+        if self.rate_factors:
+            index = self._get_variable_index(variable)
+            factor = self._factors[index]
+            if factor != 1:  # a factor of 1 would add a multiplication per weight
+                learning_rate = learning_rate * factor
+                if decay := self._decay(index):
+                    share = ops.cast(learning_rate * decay, variable.dtype)
+                    self.assign_sub(variable, ops.multiply(variable, share))
+        super().update_step(gradient, variable, learning_rate)
+
     def get_config(self):
-        return super().get_config() | {"exclude_from_decay": list(self.exclude_from_decay)}
+        return super().get_config() | {
+            "exclude_from_decay": list(self.exclude_from_decay),
+            "rate_factors": dict(self.rate_factors),
+        }
 
     def _get_current_learning_rate(self):
         if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -98,11 +146,17 @@ class _Optimizer(keras.optimizers.Optimizer):
                     average.assign(ops.copy(average))
 
 
-def _names_layer(name: str, path: str) -> bool:
-    """Whether a name, or a name and a `_`, begins the name of a layer in the path of a
-    weight. The first layers of a path may be models.
+def _place(name: str, path: str) -> int:
+    """Return how deep in the path of a weight the innermost layer is whose name begins with
+    `name`, or `name` and a `_`; 0 if there is none. `outer/inner` names layers directly
+    inside others. The first layers of a path may be models.
     """
-    return any(f"{layer}_".startswith(f"{name}_") for layer in path.split("/")[:-1])
+    names, layers = name.split("/"), path.split("/")[:-1]
+    for end in range(len(layers), len(names) - 1, -1):
+        pairs = zip(names, layers[end - len(names) : end], strict=True)
+        if all(f"{layer}_".startswith(f"{each}_") for each, layer in pairs):
+            return end
+    return 0
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -134,9 +188,10 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
             normalisations.
         rate_factors: Name of a layer, or the part of the name before a `_`, to the
             factor on the learning rate of its weights: `{"stem": 0.1, "stage1": 0.5}`.
-            Layers inside other layers and models count too. If several names fit, the
-            longest counts. Other weights have the full rate. See
-            `kp.transfer.rate_factors`.
+            Layers inside other layers and models count too, and `"stage1/branch"` names
+            the branches of stage 1. If several names fit, the one of the innermost layer
+            counts, and of these the longest. Other weights have the full rate; a factor
+            of 0 freezes weights. See `kp.transfer.rate_factors`.
         **kwargs: Arguments of `keras.optimizers.SGD`, except `weight_decay`.
 
     Raises:
@@ -173,17 +228,12 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
             raise ValueError(
                 f"`coupled_weight_decay` must not be negative. Received: {coupled_weight_decay}"
             )
-        for prefix, factor in (rate_factors or {}).items():
-            if not _checks.is_number(factor) or not 0 <= factor < math.inf:
-                raise ValueError(
-                    f"A factor must be a number, 0 or more. Received: rate_factors[{prefix!r}]="
-                    f"{factor!r}"
-                )
         super().__init__(
             learning_rate,
             momentum=float(momentum),
             nesterov=nesterov,
             exclude_from_decay=exclude_from_decay,
+            rate_factors=rate_factors,
             name=name,
             **kwargs,
         )
@@ -196,16 +246,9 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 f"{self.gradient_accumulation_steps}"
             )
         self.coupled_weight_decay = coupled_weight_decay
-        self.rate_factors = _checks.plain(dict(rate_factors or {}))
 
     def build(self, variables):
-        self._check_used(
-            "rate_factors", self.rate_factors, variables, lambda name, v: _names_layer(name, v.path)
-        )
         super().build(variables)
-        # By index: on TensorFlow, `update_step` gets backend variables, which have no path.
-        self._decayed = [self._is_decayed(variable) for variable in variables]
-        self._factors = [self._factor(variable.path) for variable in variables]
         if keras.backend.backend() == "torch" and self.momentum:
             import torch
 
@@ -213,17 +256,10 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 # With the memory layout of the weight, which may not follow the order of its axes.
                 velocity.value.data = torch.zeros_like(variable.value)
 
-    def _factor(self, path: str) -> float:
-        fitting = [name for name in self.rate_factors if _names_layer(name, path)]
-        return self.rate_factors[max(fitting, key=len)] if fitting else 1.0
-
     def update_step(self, gradient, variable, learning_rate):
-        index = self._get_variable_index(variable)
-        if self.coupled_weight_decay and self._decayed[index]:
+        if self.coupled_weight_decay and self._decayed[self._get_variable_index(variable)]:
             decay = ops.cast(self.coupled_weight_decay, gradient.dtype)
             gradient = ops.add(gradient, ops.multiply(ops.cast(variable, gradient.dtype), decay))
-        if self._factors[index] != 1:  # a factor of 1 would add a multiplication per weight
-            learning_rate = learning_rate * self._factors[index]
         super().update_step(gradient, variable, learning_rate)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
@@ -266,18 +302,16 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 torch._foreach_add_(weights, velocities, alpha=share)
 
     def get_config(self):
-        return super().get_config() | {
-            "coupled_weight_decay": self.coupled_weight_decay,
-            "rate_factors": dict(self.rate_factors),
-        }
+        return super().get_config() | {"coupled_weight_decay": self.coupled_weight_decay}
 
 
 @keras.saving.register_keras_serializable("keras_preact")
 class AdamW(_Optimizer, keras.optimizers.AdamW):
     """`keras.optimizers.AdamW` that does not decay weights with a word of
-    `exclude_from_decay` in their path.
+    `exclude_from_decay` in their path, and has a learning rate by layer.
 
-    The other arguments are as in `keras.optimizers.AdamW`.
+    `rate_factors` are as in `CoupledSGD`. The decay of a weight is multiplied by its rate,
+    so it has the same factor. The other arguments are as in `keras.optimizers.AdamW`.
 
     Example:
 
@@ -292,11 +326,13 @@ class AdamW(_Optimizer, keras.optimizers.AdamW):
 @keras.saving.register_keras_serializable("keras_preact")
 class Lion(_Optimizer, keras.optimizers.Lion):
     """`keras.optimizers.Lion` that does not decay weights with a word of
-    `exclude_from_decay` in their path.
+    `exclude_from_decay` in their path, and has a learning rate by layer.
 
-    The other arguments are as in `keras.optimizers.Lion`. Every entry of a weight
-    moves by the learning rate, so its rate should be 3 to 10 times lower than AdamW's, and
-    its decay higher by the same factor.
+    `rate_factors` are as in `CoupledSGD`. The decay of a weight is multiplied by its rate,
+    so it has the same factor. The other arguments are as in `keras.optimizers.Lion`.
+
+    Every entry of a weight moves by the learning rate, so its rate should be 3 to 10 times
+    lower than AdamW's, and its decay higher by the same factor.
 
     Example:
 
@@ -333,6 +369,8 @@ class Muon(_Optimizer, keras.optimizers.Muon):
             trained by AdamW. By default the first and the last layers of the networks
             of this package, whether a model has them or not.
         exclude_from_decay: Words; a weight with one of them in its path is not decayed.
+        rate_factors: As in `CoupledSGD`, for both kinds of weights. The decay of a weight
+            is multiplied by its rate, so it has the same factor.
         **kwargs: Arguments of `keras.optimizers.Muon`.
 
     Example:
@@ -371,6 +409,11 @@ class Muon(_Optimizer, keras.optimizers.Muon):
             or shape[-1] == 1
             or any(re.search(word, variable.path) for word in excluded)
         )
+
+    def _decay(self, index):
+        if self._decayed[index] and self.adam_velocities[index] is not None:
+            return self.adam_weight_decay
+        return super()._decay(index)
 
     def _muon_update_step(self, gradient, variable, lr, m):
         self.assign_add(m, ops.add(gradient, m * (self.momentum - 1)))

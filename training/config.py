@@ -235,7 +235,7 @@ class Optimizer:
     reference_batch_size: int = 256
     """Batch size that the learning rate is given for, with --optimizer.scaling."""
     layer_decay: float | None = None
-    """For sgd: factor on the rate from each stage to the one before it, such as 0.7."""
+    """Factor on the rate from each stage to the one before it, such as 0.7."""
     clip_norm: float | None = None
     """Clip the norm of all gradients together to this value."""
     ema: float | None = None

@@ -6,7 +6,7 @@ from keras_preact.transfer import _places
 
 
 def rate_factors(model: UnitNetwork, decay: float) -> dict[str, float]:
-    """Return the `rate_factors` of `kp.optimizers.CoupledSGD` for a network: 1 for the
+    """Return the `rate_factors` of an optimizer of `kp.optimizers` for a network: 1 for the
     head. Each stage and the stem have `decay` times the factor of the part after them.
 
     The first layers of a trained network are general and need little change for a new

@@ -93,11 +93,6 @@ def _check_optimizer(optimizer: Optimizer) -> None:
         raise UserError(
             f"--optimizer.nesterov is for --optimizer.name sgd and muon. Received: {optimizer.name}"
         )
-    if optimizer.layer_decay is not None and optimizer.name != "sgd":
-        raise UserError(
-            "--optimizer.layer-decay is for --optimizer.name sgd. Received: --optimizer.name "
-            f"{optimizer.name}"
-        )
 
 
 def _check_schedule(schedule: Schedule) -> None:

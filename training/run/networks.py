@@ -69,6 +69,7 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             layer, or excludes from the decay what a network may not have.
     """
     options = config.optimizer
+    decay = options.layer_decay
     trained = [] if model is None else [weight.path for weight in model.trainable_weights]
     arguments: dict[str, Any] = {
         "exclude_from_decay": [
@@ -76,6 +77,7 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             for word in options.exclude_from_decay
             if word not in OFTEN_MISSING or model is None or any(word in path for path in trained)
         ],
+        "rate_factors": decay and kp.transfer.rate_factors(model, decay),
         "global_clipnorm": options.clip_norm,
         "gradient_accumulation_steps": config.accumulate if config.accumulate > 1 else None,
     }
@@ -87,12 +89,8 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
         arguments |= {"beta_1": options.momentum}
     made: keras.optimizers.Optimizer
     if options.name == "sgd":
-        decay = options.layer_decay
         made = kp.optimizers.CoupledSGD(
-            rate,
-            coupled_weight_decay=options.weight_decay,
-            rate_factors=None if decay is None else kp.transfer.rate_factors(model, decay),
-            **arguments,
+            rate, coupled_weight_decay=options.weight_decay, **arguments
         )
     elif options.name == "muon":
         made = kp.optimizers.Muon(

@@ -75,6 +75,10 @@ def sgd(**options):
 
 OPTIMIZERS = {
     "plain": sgd,
+    # a large epsilon: quotients of tiny gradients would magnify rounding errors
+    "factors": lambda: kp.optimizers.AdamW(
+        0.01, weight_decay=0.5, epsilon=0.01, rate_factors={"branch": 0.5}
+    ),
     "simple": lambda: keras.optimizers.SGD(0.5),
     "averaged": lambda: sgd(
         use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2, global_clipnorm=0.3

@@ -30,7 +30,7 @@ ROUNDING = 1e-9
 NORMALIZED = {"network": "normalized", "optimizer": "simple", "steps": 5}
 TASKS = {
     "attributes": ("attributes", {}),
-    "curve": ("curve", {"network": "residual", "steps": 4}),
+    "curve": ("curve", {"network": "residual", "optimizer": "factors", "steps": 4}),
     "averaged": ("curve", {"network": "unit", "optimizer": "averaged", "steps": 4}),
     "all": ("curve", {"network": "unit", "optimizer": "all", "steps": 6, "health": True}),
     "synchronized": ("train", NORMALIZED),
@@ -41,7 +41,7 @@ TASKS = {
     "outside": ("outside", {}),
 }
 if BACKEND != "tensorflow":  # whose replicas cannot exchange statistics inside a scan
-    TASKS["curve"] = ("curve", {"network": "stacked", "steps": 4})
+    TASKS["curve"][1]["network"] = "stacked"
 if BACKEND == "torch":
     TASKS["exchanges"] = ("exchanges", {})
 

@@ -414,7 +414,6 @@ class TestEndings:
         ("digits --resume", "--resume needs --output"),
         ("digits --distribution multi_worker", "multi_worker needs --output"),
         ("digits --health -1", "--health must be 0 or more"),
-        ("cifar10_fast --optimizer.layer-decay 0.5", "is for --optimizer.name sgd"),
         ("digits --data.class-weights balanced --data.mixup 1", "remove --data.mixup"),
         (
             "digits --optimizer.name lion --optimizer.nesterov",

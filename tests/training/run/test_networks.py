@@ -83,6 +83,13 @@ class TestOptimizer:
             assert (made.weight_decay, made.adam_weight_decay) == (3e-4, 3e-4)
             assert made.adam_lr_ratio == 0.2
 
+    @pytest.mark.parametrize("name", ["sgd", "muon", "adamw", "lion"])
+    def test_rates_by_layer(self, name):
+        network = built()
+        config = Config(optimizer=Optimizer(name=name, layer_decay=0.5))
+        made = networks.optimizer(config, 0.3, network)
+        assert made.rate_factors == kp.transfer.rate_factors(network, 0.5)
+
     @pytest.mark.parametrize(
         ("dtype", "scaled"), [("mixed_float16", True), ("mixed_bfloat16", False), (None, False)]
     )

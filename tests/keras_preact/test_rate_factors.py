@@ -1,0 +1,160 @@
+"""Learning rates by layer. A weight with a factor moves as with the same optimizer at a
+rate that is as many times higher. The optimizers themselves are tested in other files.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_preact as kp
+from tests.keras_preact import harness
+
+RATE, DECAY = 0.125, 0.25
+#: Arguments of each optimizer, with a decay that shows.
+KINDS = {
+    "CoupledSGD": {"coupled_weight_decay": DECAY},
+    "AdamW": {"weight_decay": DECAY},
+    "Lion": {"weight_decay": DECAY},
+    "Muon": {"weight_decay": DECAY, "adam_weight_decay": 2 * DECAY, "adam_lr_ratio": 0.5},
+}
+#: Factors of layers, and those of weights with this in their path; others have 1.
+FACTORS = {
+    "branch": ({"branch": 0.5}, {"/branch/": 0.5}),
+    "stem": ({"stem": 2.0}, {"stem": 2.0}),
+    "frozen": ({"stem": 0, "branch": 0}, {"stem": 0, "stage": 0}),
+    "stages": ({"stage1": 0.5, "stage2": 0.5, "head": 2}, {"stage": 0.5, "head": 2}),
+    "inner": (
+        {"stage1_unit1": 2.0, "branch": 0.0, "stage2/branch": 0.5, "stage2": 2.0},
+        {"stage1": 0.0, "stage2": 0.5},
+    ),
+}
+
+
+def made(kind, rate=RATE, **options):
+    return getattr(kp.optimizers, kind)(rate, **KINDS[kind], **options)
+
+
+def network():
+    """A network of dense layers, with a stack of units."""
+    options = {"block": "dense", "stem": "dense", "stem_filters": 4, "input_shape": (5,)}
+    model = kp.models.ResidualNetwork([(4, 1), (4, 3)], classes=4, stacked=True, **options)
+    harness.randomize(model)
+    return model
+
+
+def after_updates(optimizer) -> dict[str, np.ndarray]:
+    """The trained weights of `network` after three updates."""
+    model, draw = network(), np.random.default_rng(0)
+    weights = model.trainable_weights
+    for _ in range(3):
+        gradients = [draw.normal(size=weight.shape).astype("float32") for weight in weights]
+        optimizer.apply(list(map(ops.convert_to_tensor, gradients)), weights)
+    return {weight.path: harness.numpy(weight) for weight in weights}
+
+
+@functools.cache
+def at_rate(kind, factor):
+    return after_updates(made(kind, RATE * factor))
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("case", FACTORS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_factor_scales_step_and_decay(kind, case):
+    """Decays of stem, norms and kernels differ: some of Muon's weights are AdamW's."""
+    factors, of_weights = FACTORS[case]
+    starts = dict(zip(harness.paths(network()), network().get_weights(), strict=True))
+    seen = set()
+    for path, value in after_updates(made(kind, rate_factors=factors)).items():
+        factor = next((f for part, f in of_weights.items() if part in path), 1.0)
+        seen.add(factor)
+        if factor == 0:
+            np.testing.assert_array_equal(value, starts[path], path)
+        elif factor == 1:  # to the bit
+            np.testing.assert_array_equal(value, at_rate(kind, 1.0)[path], path)
+        else:
+            assert not np.allclose(value, at_rate(kind, 1.0)[path], rtol=1e-3), path
+            want = at_rate(kind, factor)[path]
+            np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6, err_msg=path)
+    assert seen >= set(of_weights.values())
+
+
+def apply(optimizer, gradients, weights) -> None:
+    """Apply gradients; on JAX without side effects, as a loss scale needs it."""
+    if keras.backend.backend() != "jax":
+        optimizer.apply(gradients, weights)
+        return
+    if not optimizer.built:
+        optimizer.build(weights)
+    state = [each.value for each in optimizer.variables]
+    both = optimizer.stateless_apply(state, gradients, [each.value for each in weights])
+    for variables, values in zip((weights, optimizer.variables), both, strict=True):
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+
+#: What a factor meets, for weights in float32, the only ones that Keras scales gradients of.
+MEETS = {
+    "gradient_accumulation_steps": 2,
+    "use_ema": True,
+    "ema_momentum": 0.5,
+    "global_clipnorm": 1.0,
+}
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 8), ("float16", None)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_factors_with_other_options(kind, dtype, scale):
+    """A schedule and weights that are not decayed; accumulated and clipped gradients,
+    averages and a loss scale. All weights have half the rate, in one of two ways.
+    """
+    shapes = {"stem/kernel": (3, 2), "branch/kernel": (2, 4), "branch/gamma": (2,)}
+    draw = np.random.default_rng(0)
+    starts = {path: draw.normal(size=shape) for path, shape in shapes.items()}
+    steps = [[draw.normal(size=shape) for shape in shapes.values()] for _ in range(4)]
+    results = []
+    for factor in (0.5, 1.0):
+        rates = [RATE / factor, RATE / factor / 2]
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0], rates)
+        factors = {"stem": factor, "branch": factor}
+        options = {"exclude_from_decay": ["gamma"], "rate_factors": factors}
+        optimizer = inner = made(kind, schedule, **options, **(MEETS if scale else {}))
+        if scale:
+            optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=scale)
+        weights = [harness.variable(ops.cast(value, dtype), path) for path, value in starts.items()]
+        for gradients in steps:
+            tensors = [ops.cast((scale or 1) * each, dtype) for each in gradients]
+            apply(optimizer, tensors, weights)
+        averages = inner._model_variables_moving_average if scale else []
+        assert {each.dtype for each in weights} == {dtype}
+        results.append([harness.numpy(each) for each in (*weights, *averages)])
+    tolerance = 1e-5 if dtype == "float32" else 3e-3
+    for scaled, plain in zip(*results, strict=True):
+        np.testing.assert_allclose(scaled, plain, rtol=tolerance, atol=tolerance)
+    for scaled, start in zip(results[0], starts.values(), strict=False):
+        assert np.abs(scaled - start).max() > 5 * tolerance  # it has moved
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("kind", KINDS)
+def test_fit_and_files(kind, tmp_path):
+    dense = [keras.layers.Dense(4, name=name) for name in ("stem_dense", "branch", "head")]
+    model = keras.Sequential([keras.Input((3,)), *dense])
+    optimizer = made(kind, rate_factors={"stem": 0, "branch": np.float32(0.5)})
+    harness.compiled(model, optimizer)
+    before = harness.weights(model)
+    model.fit(harness.images(8, 3), np.arange(8) % 4, batch_size=4, verbose=0)
+    changed = {path.split("/")[-2] for path in harness.changed(model, before)}
+    assert changed == {"branch", "head"}
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer
+    assert loaded.get_config() == optimizer.get_config()
+    assert loaded.rate_factors == {"stem": 0, "branch": 0.5}
+    # files of optimizers that had no factors
+    config = optimizer.get_config()
+    del config["rate_factors"]
+    assert type(optimizer).from_config(config).rate_factors == {}
