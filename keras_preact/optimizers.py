@@ -1,6 +1,6 @@
 """The paper's optimiser, SGD with momentum and coupled weight decay; Muon for
 convolutions; AdamW and Lion that do not decay every weight. Each has a learning rate by
-layer.
+layer, for fine-tuning and for networks of another depth.
 """
 
 import math
@@ -11,6 +11,8 @@ import keras
 from keras import ops
 
 from keras_preact import _checks
+from keras_preact.backend import keras_private
+from keras_preact.shortcuts import DepthScaling, Shortcut
 
 
 def _is_in_name(word: str, variable: keras.Variable) -> bool:
@@ -191,7 +193,7 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
             Layers inside other layers and models count too, and `"stage1/branch"` names
             the branches of stage 1. If several names fit, the one of the innermost layer
             counts, and of these the longest. Other weights have the full rate; a factor
-            of 0 freezes weights. See `kp.transfer.rate_factors`.
+            of 0 freezes weights. See `kp.transfer.rate_factors` and `depth_rates`.
         **kwargs: Arguments of `keras.optimizers.SGD`, except `weight_decay`.
 
     Raises:
@@ -425,3 +427,71 @@ class Muon(_Optimizer, keras.optimizers.Muon):
         scale = 1.0 if self.rms_rate is None else self.rms_rate * max(matrix.shape[-2:]) ** 0.5
         step = ops.cast(lr, update.dtype) * scale * update
         self.assign_sub(variable, ops.reshape(step, shape))
+
+
+def depth_rates(model: keras.Model, optimizer: str) -> dict[str, float]:
+    """Return the `rate_factors` for a network with `kp.shortcuts.DepthScaling`, so that it
+    can be trained with the learning rate of a network of `base` units.
+
+    The shortcut multiplies F(x) by a = m^-power, with m = units / base. L branches add up,
+    so an update of one should change their sum by a share of 1 / L. The rate of branches
+    is multiplied by:
+
+    - SGD: m^(2 power - 1). The gradient of a branch is proportional to a, and so is what
+      a change of its weights does to the sum.
+    - AdamW, Lion and Muon: m^(power - 1). Their updates do not depend on the size of the
+      gradient.
+
+    The factor is for all weights of the branches, also biases and normalisations. Stem,
+    head and projections have the full rate.
+
+    Decay outside the gradient follows the rate, as in the released code of CompleteP. The
+    coupled decay of `CoupledSGD` follows it too: for a power of 1, weights of branches are
+    decayed m times as fast as at `base` units. To keep their decay, divide
+    `coupled_weight_decay` by m^(2 power - 1); then other weights are decayed less.
+
+    CompleteP also multiplies AdamW's `epsilon` of branches by a, as their gradients are
+    smaller. Keras has one `epsilon` for all weights. Choose one that is small for all of
+    them, such as `epsilon=1e-12`.
+
+    Args:
+        model: A network, before or after `compile`.
+        optimizer: `"sgd"` (`CoupledSGD`), `"adamw"`, `"lion"` or `"muon"`.
+
+    Returns:
+        `{"branch": factor}`. Empty if the factor is 1, if no branch is trained, or
+        without `DepthScaling`.
+
+    Raises:
+        ValueError: for another optimizer, and for units with different shortcuts.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> h = kp.shortcuts.DepthScaling(power=0.5, base=3)
+    >>> model = kp.models.resnet_cifar(74, input_shape=(8, 8, 1), shortcut=h)
+    >>> rates = kp.optimizers.depth_rates(model, "adamw")
+    >>> {name: round(factor, 3) for name, factor in rates.items()}
+    {'branch': 0.289}
+    >>> optimizer = kp.optimizers.AdamW(1e-3, rate_factors=rates)
+
+    Source: SGD and Adam at a power of 1/2: Table 1 of arXiv 2310.02244, and Sec. 2 of
+        arXiv 2309.16620 (SGD). SGD at every power: Table 1 of arXiv 2405.15712. AdamW at
+        every power, and `epsilon`: Table 1 and Eq. 40 of arXiv 2505.01618. The rate of
+        Lion and Muon is AdamW's by the same argument.
+    """
+    _checks.one_of(optimizer, ("sgd", "adamw", "lion", "muon"), "optimizer")
+    every_h = [getattr(layer, "h", None) for layer in keras_private.layers(model)]
+    found = [h for h in every_h if isinstance(h, Shortcut)]
+    h = next((h for h in found if isinstance(h, DepthScaling)), None)
+    if h is None:
+        return {}
+    if other := next((each for each in found if each != h), None):
+        raise ValueError(
+            "All units need the same shortcut for `depth_rates`. For other networks, give "
+            f"`rate_factors` by the names of their layers. Received: {h!r} and {other!r}"
+        )
+    assert h.units is not None, "a unit in a model knows it"
+    factor = (h.units / h.base) ** ((2 if optimizer == "sgd" else 1) * h.power - 1)
+    trained = any(_place("branch", weight.path) for weight in model.trainable_weights)
+    return {"branch": factor} if trained and factor != 1 else {}

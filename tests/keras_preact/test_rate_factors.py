@@ -158,3 +158,67 @@ def test_fit_and_files(kind, tmp_path):
     config = optimizer.get_config()
     del config["rate_factors"]
     assert type(optimizer).from_config(config).rate_factors == {}
+
+
+# --- The depth
+
+
+def deep(units=12, **options):
+    options |= {"block": "dense", "stem": "dense", "stem_filters": 32, "input_shape": (5,)}
+    return kp.models.ResidualNetwork([(32, units)], classes=4, **options)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+    ("power", "rates"), [(1.0, (4.0, 1.0)), (0.5, (1.0, 0.5)), (0.75, (2.0, 4**-0.25))]
+)
+def test_rates_of_depths(power, rates, stacked):
+    model = deep(shortcut=kp.shortcuts.DepthScaling(power, base=3), stacked=stacked)
+    for names, rate in zip((["sgd"], ["adamw", "lion", "muon"]), rates, strict=True):
+        for name in names:
+            wanted = {} if rate == 1 else {"branch": pytest.approx(rate)}
+            assert kp.optimizers.depth_rates(model, name) == wanted
+
+
+def change_of_branches(units, name):
+    """How much one update of the weights in the branches changes the output."""
+    h = kp.shortcuts.DepthScaling(1.0, base=1)
+    model = deep(units, shortcut=h, normalization="none", stacked=False)
+    for place in ("stem_dense", "head_classifier"):  # the same at every depth
+        layer, draw = model.get_layer(place), np.random.default_rng(0)
+        shapes = [weight.shape for weight in layer.weights]
+        layer.set_weights([draw.normal(size=shape) / shape[0] ** 0.5 for shape in shapes])
+    rates = {"stem": 0, "head": 0} | kp.optimizers.depth_rates(model, name)
+    kind = {"sgd": kp.optimizers.CoupledSGD, "adamw": kp.optimizers.AdamW}[name]
+    harness.compiled(model, kind(1e-4, rate_factors=rates), run_eagerly=True)
+    x = harness.images(16, 5)
+    before = model.predict_on_batch(x)
+    model.train_on_batch(x, np.arange(16) % 4)
+    return np.abs(model.predict_on_batch(x) - before).mean()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_an_update_of_all_branches_does_the_same_at_every_depth(name):
+    """With the rate of the other optimizer, it does 4 times, or a quarter of that."""
+    assert 1 / 2 < change_of_branches(32, name) / change_of_branches(8, name) < 2
+
+
+def test_rates_of_other_networks():
+    scaling = kp.shortcuts.DepthScaling(base=3)
+    rates = functools.partial(kp.optimizers.depth_rates, optimizer="sgd")
+    assert rates(deep()) == rates(deep(3, shortcut=scaling)) == {}
+    tokens = kp.models.transformer(3, width=4, num_heads=1, input_shape=(4, 4, 1), shortcut=scaling)
+    assert rates(tokens) == {"branch": 2.0}  # attention and MLP are two units
+    inner = deep(6, shortcut=scaling)
+    outer = keras.Sequential([keras.Input((5,)), inner, keras.layers.Dense(5)])
+    assert rates(outer) == {"branch": 2.0}
+    kp.optimizers.CoupledSGD(rate_factors=rates(outer)).build(outer.trainable_weights)
+    for other in (deep(3, shortcut=scaling), deep(3)):
+        message = harness.error_of(lambda other=other: rates(keras.Sequential([outer, other])))
+        assert "Received: DepthScaling(power=1.0, base=3, units=6) and " in message
+    for unit in inner.segments:
+        unit.trainable = False
+    assert rates(inner) == {}
+    message = harness.error_of(lambda: kp.optimizers.depth_rates(inner, "adam"))
+    assert "'adamw'" in message
+    assert "optimizer='adam'" in message

@@ -8,7 +8,7 @@ import keras
 
 import keras_preact as kp
 
-from ..config import Config
+from ..config import Config, Optimizer
 from ..data import ImageData
 from ..errors import UserError
 from ..functions import is_own
@@ -59,6 +59,22 @@ def build(config: Config, data: ImageData, size: int) -> keras.Model:
 OFTEN_MISSING = ("norm", "bias")
 
 
+def rate_factors(options: Optimizer, model: Any) -> dict[str, float]:
+    """Return the factors on the learning rate of layers: those of `layer_decay`, times
+    those of branches if the network's shortcut scales them with the depth.
+    """
+    of_branches = kp.optimizers.depth_rates(model, options.name)
+    if options.layer_decay is None:
+        return of_branches
+    of_parts = kp.transfer.rate_factors(model, options.layer_decay)
+    stages = [part for part in of_parts if part not in ("stem", "head")]
+    return of_parts | {
+        f"{stage}/{name}": of_parts[stage] * factor
+        for stage in stages
+        for name, factor in of_branches.items()
+    }
+
+
 def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.Optimizer:
     """Make the configured optimizer.
 
@@ -66,10 +82,10 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
         config: Configuration of the run.
         rate: The learning rate, a number or a schedule.
         model: The network that it trains; needed if the configuration has a rate per
-            layer, or excludes from the decay what a network may not have.
+            layer, or excludes from the decay what a network may not have, and if the
+            network's shortcut sets the rate of its branches.
     """
     options = config.optimizer
-    decay = options.layer_decay
     trained = [] if model is None else [weight.path for weight in model.trainable_weights]
     arguments: dict[str, Any] = {
         "exclude_from_decay": [
@@ -77,7 +93,7 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             for word in options.exclude_from_decay
             if word not in OFTEN_MISSING or model is None or any(word in path for path in trained)
         ],
-        "rate_factors": decay and kp.transfer.rate_factors(model, decay),
+        "rate_factors": {} if model is None else rate_factors(options, model),
         "global_clipnorm": options.clip_norm,
         "gradient_accumulation_steps": config.accumulate if config.accumulate > 1 else None,
     }

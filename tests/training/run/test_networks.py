@@ -83,12 +83,39 @@ class TestOptimizer:
             assert (made.weight_decay, made.adam_weight_decay) == (3e-4, 3e-4)
             assert made.adam_lr_ratio == 0.2
 
+    @pytest.mark.parametrize(
+        ("power", "rates"), [(None, {}), (1.0, {"sgd": 2.0}), (0.5, {"muon": 0.5**0.5})]
+    )
+    @pytest.mark.parametrize("decay", [None, 0.5])
     @pytest.mark.parametrize("name", ["sgd", "muon", "adamw", "lion"])
-    def test_rates_by_layer(self, name):
-        network = built()
-        config = Config(optimizer=Optimizer(name=name, layer_decay=0.5))
+    def test_rates_by_layer(self, name, decay, power, rates):
+        """Those of `layer_decay`, times that of the branches for the depth, here twice the
+        three units that a scaling is for.
+        """
+        h = "identity" if power is None else kp.shortcuts.DepthScaling(power, base=3)
+        network = kp.models.resnet_cifar(14, input_shape=(8, 8, 1), shortcut=h)
+        config = Config(optimizer=Optimizer(name=name, layer_decay=decay))
         made = networks.optimizer(config, 0.3, network)
-        assert made.rate_factors == kp.transfer.rate_factors(network, 0.5)
+        made.build(network.trainable_weights)
+        of_branches = rates.get("sgd" if name == "sgd" else "muon", 1.0)
+        parts = ("stem", "stage1", "stage2", "stage3", "head")
+        of_parts = {part: (decay or 1) ** (4 - i) for i, part in enumerate(parts)}
+        for weight, factor in zip(network.trainable_weights, made._factors, strict=True):
+            wanted = next(f for part, f in of_parts.items() if weight.path.startswith(part))
+            wanted *= of_branches if "/branch/" in weight.path else 1
+            assert factor == pytest.approx(wanted), weight.path
+
+    def test_rates_of_frozen_layers(self):
+        h = kp.shortcuts.DepthScaling(1.0, base=3)
+        network = kp.models.resnet_cifar(14, input_shape=(8, 8, 1), shortcut=h)
+        for place, wanted in (
+            ("stage2", {"stage3": 0.5, "head": 1.0, "stage3/branch": 1.0}),
+            ("stage3", {"head": 1.0}),
+        ):
+            kp.transfer.freeze(network, up_to=place)
+            made = networks.optimizer(Config(optimizer=Optimizer(layer_decay=0.5)), 0.3, network)
+            assert made.rate_factors == wanted
+            made.build(network.trainable_weights)
 
     @pytest.mark.parametrize(
         ("dtype", "scaled"), [("mixed_float16", True), ("mixed_bfloat16", False), (None, False)]
