@@ -65,7 +65,8 @@ def coordinate_check(
         builder: Returns a network of a size. Give it seeds if the result must be the same
             each time.
         sizes: At least two sizes.
-        x, labels, loss, training: See `propagation`.
+        x, labels, loss, training: See `propagation`. Dropout has the same masks in every
+            pass.
         optimizer: Returns the optimizer of a network, such as
             `lambda model: kp.optimizers.CoupledSGD(0.1)`.
         steps: Numbers of updates after which x_L is measured, in increasing order.
@@ -108,15 +109,16 @@ def coordinate_check(
     start, change = np.full(len(sizes), np.nan), np.full((len(sizes), len(steps)), np.nan)
     for i, size in enumerate(sizes):
         model = builder(size)
-        before = _last(model, x, training)
-        start[i] = _rms(before)
         if not i:
             _inputs.watch(model, x)
-        update = _update(model, x, labels, optimizer(model), loss, training)
-        for done in range(1, steps[-1] + 1):
-            update()
-            if done in steps:
-                change[i, steps.index(done)] = _rms(_last(model, x, training) - before)
+        with autodiff.same_random_numbers(model):
+            before = _last(model, x, training)
+            start[i] = _rms(before)
+            update = _update(model, x, labels, optimizer(model), loss, training)
+            for done in range(1, steps[-1] + 1):
+                update()
+                if done in steps:
+                    change[i, steps.index(done)] = _rms(_last(model, x, training) - before)
     return CoordinateCheck(sizes, steps, start, change)
 
 
