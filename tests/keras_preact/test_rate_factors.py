@@ -22,8 +22,7 @@ KINDS = {
 }
 #: Factors of layers, and those of weights with this in their path; others have 1.
 FACTORS = {
-    "branch": ({"branch": 0.5}, {"/branch/": 0.5}),
-    "stem": ({"stem": 2.0}, {"stem": 2.0}),
+    "branch": ({"branch": 0.5, "stem": 2.0}, {"/branch/": 0.5, "stem": 2.0}),
     "frozen": ({"stem": 0, "branch": 0}, {"stem": 0, "stage": 0}),
     "stages": ({"stage1": 0.5, "stage2": 0.5, "head": 2}, {"stage": 0.5, "head": 2}),
     "inner": (
@@ -46,10 +45,10 @@ def network():
 
 
 def after_updates(optimizer) -> dict[str, np.ndarray]:
-    """The trained weights of `network` after three updates."""
+    """The trained weights of `network` after two updates."""
     model, draw = network(), np.random.default_rng(0)
     weights = model.trainable_weights
-    for _ in range(3):
+    for _ in range(2):
         gradients = [draw.normal(size=weight.shape).astype("float32") for weight in weights]
         optimizer.apply(list(map(ops.convert_to_tensor, gradients)), weights)
     return {weight.path: harness.numpy(weight) for weight in weights}
@@ -183,7 +182,7 @@ def test_rates_of_depths(power, rates, stacked):
 def change_of_branches(units, name):
     """How much one update of the weights in the branches changes the output."""
     h = kp.shortcuts.DepthScaling(1.0, base=1)
-    model = deep(units, shortcut=h, normalization="none", stacked=False)
+    model = deep(units, shortcut=h, normalization="none", stacked=True)
     for place in ("stem_dense", "head_classifier"):  # the same at every depth
         layer, draw = model.get_layer(place), np.random.default_rng(0)
         shapes = [weight.shape for weight in layer.weights]

@@ -35,7 +35,8 @@ SOURCE = SHORT + words(
     "--model.name digits_resnet8_preact --model.width-factor 0.25 --data.size 8 --seed 1"
 )
 TUNE = SHORT + words(
-    "--model.freeze stage1 --optimizer.layer-decay 0.7 --checkpoint.every 2 --checkpoint.keep 20"
+    "--model.freeze stage1 --optimizer.name muon --optimizer.layer-decay 0.7",
+    "--checkpoint.every 2 --checkpoint.keep 20",
 )
 
 
