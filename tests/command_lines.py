@@ -46,9 +46,9 @@ def parse(line: str) -> None:
     """
     words = shlex.split(line.replace("RECIPE", "digits"), comments=True)
     argv = words[words.index("keras-preact") + 1 :]
-    if argv[:2] == ["train", "--config"]:  # the run of a person
-        argv = ["train", "digits", *(word for word in argv[3:] if word != "--trust")]
-    if argv[0] in ("train", "reproduce") and ":" in "".join(argv[1:2]):  # MODULE:RECIPE
+    if argv[1:2] == ["--config"]:  # the run of a person
+        argv = [argv[0], "digits", *(word for word in argv[3:] if word != "--trust")]
+    if argv[0] in ("train", "sweep", "reproduce") and ":" in "".join(argv[1:2]):  # MODULE:RECIPE
         argv[1] = "digits"
     if len(argv) == 1:  # a command that is named, without its arguments
         assert argv[0] in console.COMMANDS or argv[0].startswith("--"), line

@@ -3,6 +3,8 @@
 import pytest
 
 from tests.training.calls import EVERYTHING, RUN, run_train
+from tests.training.several_runs import Children
+from training import children
 from training.commands import train
 
 
@@ -20,6 +22,16 @@ def everything(once_per_run):
     10 steps and one of 4. All its checkpoints are kept.
     """
     return once_per_run("everything", lambda folder: run_train(folder / "run", *EVERYTHING)) / "run"
+
+
+@pytest.fixture
+def several_runs(tmp_path, monkeypatch):
+    """Replace the processes of several runs, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    replaced = Children()
+    monkeypatch.setattr(children, "statuses", replaced.statuses)
+    return replaced
 
 
 @pytest.fixture

@@ -34,6 +34,15 @@ COMMANDS: Mapping[str, Command] = {
             "train --config runs/NAME --lr 0.05": "the options of a run, and another rate",
         },
     ),
+    "sweep": Command(
+        "Train and use a network",
+        "Train a recipe at several depths and learning rates; show the best rate at each.",
+        {
+            "sweep digits --rates 0.05 0.1 0.2": "a recipe at three rates, a minute per run",
+            "sweep cifar10 --depths 20 56 110 --seeds 3": "five rates at three depths, three seeds",
+            "sweep digits --depths 20 56 110 218 --rates 0.1": "one rate: where does it fail?",
+        },
+    ),
     "resume": Command(
         "Train and use a network",
         "Resume an interrupted run.",

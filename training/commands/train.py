@@ -5,6 +5,7 @@ run.
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import json
@@ -13,11 +14,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import tyro
 
-from .. import cli, functions, recipes
+from .. import cli, disk, functions, recipes
 from ..config import Config, from_json
 from ..directory import runs
 from ..errors import UserError, check_positive, command
@@ -43,8 +44,6 @@ Models for --model.name:
   imagenet_resnext{50_32x4d,101_32x8d}_preact
 
 Recipes:"""
-
-T = TypeVar("T", bound="Options")
 
 #: Option that is not a field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
@@ -91,12 +90,38 @@ class Options(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class OptionsOfRun(Options):
-    """The options of `train --config RUN`."""
+class OfRun:
+    """The option that --config RUN adds."""
 
     trust: bool = False
     """Call the functions and import the parts of yours that the file names. It may come from
     somebody else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionsOfRun(OfRun, Options):
+    """The options of `train --config RUN`."""
+
+
+class Command(NamedTuple):
+    """A command that takes a recipe, or the options of a run, and trains.
+
+    Args:
+        name: Its name.
+        description: Beginning of its help text.
+        kind: Class of its options, a subclass of `Config`.
+        kind_of_run: The same with those of `OfRun`.
+        about: Paragraphs of the help text of a recipe.
+        act: Does the work, with the configuration of a run, the recipe's name, all options,
+            and the arguments.
+    """
+
+    name: str
+    description: str
+    kind: type[Config]
+    kind_of_run: type[Config]
+    about: Sequence[str]
+    act: Callable[[Config, str, Any, Sequence[str]], None]
 
 
 def main(argv: Sequence[str]) -> None:
@@ -107,14 +132,24 @@ def main(argv: Sequence[str]) -> None:
         cli.main("resume", resume, [word for word in argv if word != first])
     elif first == "--resume":
         cli.guard(lambda: _refuse_value(value), verbose)
-    elif first == "--config":
+    else:
+        act = Command("train", DESCRIPTION, Options, OptionsOfRun, [], _train)
+        start(act, argv)
+
+
+def start(act: Command, argv: Sequence[str]) -> None:
+    """Parse the arguments of a command after its name, and do what they say."""
+    words, verbose = cli.split_verbose(argv)
+    first, equals, value = words[0].partition("=") if words else ("", "", "")
+    if first == "--config":
         file, *others = [value, *words[1:]] if equals else [*words[1:], ""]
-        cli.guard(lambda: _start_again(file, [word for word in others if word]), verbose)
+        cli.guard(lambda: _start_again(act, file, [word for word in others if word]), verbose)
     elif functions.is_own(first):
-        cli.guard(lambda: _start(words[0], words[1:]), verbose)
+        cli.guard(lambda: _start(act, words[0], words[1:]), verbose)
     else:
         lines = {name: _about(recipe)[0] for name, recipe in RECIPES.items()}
-        cli.choose("train", DESCRIPTION, lines, _start, argv, word="RECIPE")
+        begin = functools.partial(_start, act)
+        cli.choose(act.name, act.description, lines, begin, argv, word="RECIPE")
 
 
 def resume(run: Annotated[Path, tyro.conf.Positional], /, trust: bool = False) -> None:
@@ -130,10 +165,10 @@ def resume(run: Annotated[Path, tyro.conf.Positional], /, trust: bool = False) -
             else.
     """
     path = run / "config.json"
-    if not path.is_file() and (seeds := sorted(run.glob("seed-*/config.json"))):
+    if not path.is_file() and (several := runs.several(run)):
         raise UserError(
-            f"{run} holds the runs of --seeds. Give the command that began them again, with "
-            f"--output {run}; or resume one of them: {command('resume', seeds[0].parent)}"
+            f"{run} holds several runs. Give the command that began them again, with "
+            f"--output {run}; or resume one of them: {command('resume', several[0])}"
         )
     described = runs.read_config(run)
     config = runs.config_of(path, described)
@@ -141,15 +176,16 @@ def resume(run: Annotated[Path, tyro.conf.Positional], /, trust: bool = False) -
     train(dataclasses.replace(config, output=run, resume=True), _recipe_in(described))
 
 
-def _start(recipe: str, argv: Sequence[str]) -> None:
+def _start(act: Command, recipe: str, argv: Sequence[str]) -> None:
     """Train by a recipe."""
     function = recipes.find(recipe)
-    config, options = _configured(Options, recipe, function(), _about(function), argv)
+    about = [*_about(function), *act.about]
+    config, options = _configured(f"{act.name} {recipe}", act.kind, function(), about, argv)
     with _as_typed(argv):
-        _train(config, recipe, options.seeds, [recipe, *argv])
+        act.act(config, recipe, options, [recipe, *argv])
 
 
-def _start_again(file: str, argv: Sequence[str]) -> None:
+def _start_again(act: Command, file: str, argv: Sequence[str]) -> None:
     """Train by the options of a run."""
     if not file or file.startswith("-"):
         raise UserError(
@@ -167,19 +203,22 @@ def _start_again(file: str, argv: Sequence[str]) -> None:
     )
     about = [
         f"The options of {path}. Those that you give replace them; the value None leaves a choice "
-        "to the model."
+        "to the model.",
+        *act.about,
     ]
-    config, options = _configured(OptionsOfRun, f"--config {file}", own, about, argv)
+    name = f"{act.name} --config {file}"
+    config, options = _configured(name, act.kind_of_run, own, about, argv)
     given = {word.partition("=")[2] or word for word in argv}
     named = [name for name in config.functions if name in own.functions and name not in given]
-    again = command("train", "--config", file, *argv, "--trust")
+    again = command(act.name, "--config", file, *argv, "--trust")
     functions.trust(named, path, again, options.trust)
     with _as_typed(argv):
-        _train(config, _recipe_in(described), options.seeds, ["--config", file, *argv])
+        act.act(config, _recipe_in(described), options, ["--config", file, *argv])
 
 
-def _train(config: Config, recipe: str, seeds: int | None, words: Sequence[str]) -> None:
+def _train(config: Config, recipe: str, options: Options, words: Sequence[str]) -> None:
     """Train a run, or one for each of several seeds; `words` are the arguments."""
+    seeds = options.seeds
     if seeds is None:
         train(config, recipe)
     elif config.dry_run:
@@ -214,15 +253,15 @@ def _recipe_in(described: Mapping[str, Any]) -> str:
 
 
 def _configured(
-    kind: type[T], name: str, default: Config, about: Sequence[str], argv: Sequence[str]
-) -> tuple[Config, T]:
+    name: str, kind: type[Config], default: Config, about: Sequence[str], argv: Sequence[str]
+) -> tuple[Config, Any]:
     """Return the configuration that arguments ask for, and all options."""
     default, words = _stretched(default, argv)
     _check_resume(words)
     is_new = default.model.name and default.model.weights is None
     model = "--model.name NAME" if is_new else "--model.weights RUN, --model.freeze stage2"
     options = cli.parse(
-        f"train {name}",
+        name,
         kind,
         words,
         "\n\n".join([*about, FIRST.format(model=model)]),
@@ -277,6 +316,16 @@ def _epochs(text: str) -> float:
     raise UserError(f"--epochs takes a positive number. Received: {text!r}")
 
 
-if __name__ == "__main__":  # one of the runs of --seeds
-    recipe, options = json.loads(sys.argv[1])
-    cli.guard(lambda: train(from_json(Config, options), recipe))
+def _train_one_of_several(recipe: str, config: Config, logs: bool) -> None:
+    """Train a run. With `logs`, its messages are written to RUN.log."""
+    with contextlib.ExitStack() as stack:
+        if logs and config.output is not None:
+            disk.make(config.output.parent)
+            log = config.output.with_name(f"{config.output.name}.log").open("a", buffering=1)
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(log)))
+        train(config, recipe)
+
+
+if __name__ == "__main__":
+    recipe, options, logs = json.loads(sys.argv[1])
+    cli.guard(lambda: _train_one_of_several(recipe, from_json(Config, options), logs))

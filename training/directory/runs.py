@@ -1,5 +1,5 @@
 """The run directory: config.json, history.csv, health.csv, tensorboard/, checkpoints/,
-model.keras, metrics.json.
+model.keras, metrics.json; diverged.json if the loss was not finite.
 """
 
 import contextlib
@@ -22,6 +22,10 @@ from ..errors import UserError, check_utf8, command, reading, writing
 LOCK = ".lock"
 #: File of a run directory that lists image files that `--data.skip-broken` left out.
 BROKEN = "broken.txt"
+#: Where several runs of one command are in their folder.
+SEVERAL = ("seed-*", "rate-*/seed-*", "depth-*/rate-*/seed-*")
+#: File of a run directory that says in which iteration the loss became infinite or NaN.
+DIVERGED = "diverged.json"
 
 
 def default_directory(recipe: str) -> Path:
@@ -178,6 +182,25 @@ def read_description(path: Path) -> dict:
     if not isinstance(described, dict) or "config" not in described:
         raise UserError(f"{path} was not written by {command('train')}.")
     return described
+
+
+def several(folder: Path) -> list[Path]:
+    """Return the directories of the runs that one command has begun in a folder: with
+    several seeds, rates or depths.
+    """
+    found = (path for pattern in SEVERAL for path in folder.glob(pattern))
+    return sorted(path for path in found if path.is_dir())  # not the files of --parallel
+
+
+def diverged_at(run: Path) -> int | None:
+    """Return the iteration in which the loss of a run became infinite or NaN; None if it
+    did not.
+    """
+    path = run / DIVERGED
+    if not path.is_file():
+        return None
+    with reading(f"{path} is damaged"):
+        return int(json.loads(path.read_text())["iteration"])
 
 
 def parts_of(run: Path) -> list[str]:

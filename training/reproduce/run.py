@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import backends, cli, disk
 from ..config import from_json
+from ..directory import runs
 from . import results
 from .results import RESULTS, WORK
 
@@ -103,8 +104,8 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
         with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
             try:
                 phases.train(running)
-            except Diverged as diverged:
-                diverged_at = diverged.step // running.plan.micro_batches + 1
+            except Diverged:
+                diverged_at = runs.diverged_at(run)
             for view in trial.views if diverged_at is None else ():
                 output = run / "views" / view
                 # whoever named the table trusts it

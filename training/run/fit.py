@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import keras_preact as kp
 
-from ..directory import models
+from .. import disk
+from ..directory import models, runs
 from ..directory.checkpoints import Best, Checkpoints, Saved, Saver
 from ..errors import command
 from . import callbacks, divergence, plans
@@ -107,6 +108,9 @@ class Fit:
             KeyboardInterrupt, SystemExit: after the step in which a signal came; a
                 checkpoint is saved, and a message says so.
         """
+        diverged_in = self.folder / runs.DIVERGED
+        if self.run.is_chief:
+            diverged_in.unlink(missing_ok=True)  # it is resumed
         try:
             with self.stop:
                 self._call_fit()
@@ -121,6 +125,9 @@ class Fit:
                 self.run.config.optimizer.learning_rate,
                 self.health,
             )
+            if self.run.is_chief:
+                iteration = diverged.step // self.run.plan.micro_batches + 1
+                disk.write_json(diverged_in, {"iteration": iteration})
             raise
         finally:
             self._close()

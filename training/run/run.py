@@ -207,6 +207,7 @@ class Run:
             "iterations": self.plan.iterations,
             "trainable_parameters": self.parameters,
             "code": backends.code(),
+            "device": {"name": backends.device(), "cpu": backends.cpu()},
             "versions": {
                 "python": platform.python_version(),
                 "keras": keras.__version__,

@@ -23,6 +23,7 @@ SECOND = {
     "train": recipes.RECIPES,
     "reproduce": reproduce.COMMANDS,
     "benchmark": benchmark.COMMANDS,
+    "sweep": {name: recipes.RECIPES[name] for name in ("digits", "cifar10")},
 }
 HELPS = [[name] for name in console.COMMANDS] + [
     [name, second] for name, table in SECOND.items() for second in table

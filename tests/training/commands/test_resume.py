@@ -16,6 +16,8 @@ def here(run, tmp_path, monkeypatch):
     for seed in (0, 1):
         (tmp_path / f"seeds/seed-{seed}").mkdir(parents=True)
         (tmp_path / f"seeds/seed-{seed}/config.json").touch()
+    (tmp_path / "sweep/depth-8/rate-0.1/seed-1").mkdir(parents=True)
+    (tmp_path / "sweep/depth-8/rate-0.1/seed-0.log").touch()
     monkeypatch.chdir(tmp_path)
 
 
@@ -51,6 +53,7 @@ def test_the_right_command_is_named(line, run, capsys):
         ("resume a", "The run directory a does not exist"),
         ("train --resume a", "The run directory a does not exist"),
         ("resume run/checkpoints", "is not a run directory: it has no config.json"),
+        ("resume sweep", "one of them: keras-preact resume sweep/depth-8/rate-0.1/seed-1"),
         ("resume seeds", "or resume one of them: keras-preact resume seeds/seed-0"),
     ],
 )

@@ -1,52 +1,27 @@
 """`keras-preact train RECIPE --seeds N`: which runs it trains, and what it prints."""
 
-import dataclasses
 import json
 import shutil
 
 import pytest
 
 from tests.training.calls import TINY, error_of, finish, start, words
-from training import children, cli
+from tests.training.several_runs import diverge, write_run
 from training.commands import train
-from training.config import Config, from_json
 from training.errors import UserError
-from training.run import check
 
 OPTIONS = [*TINY, *words("--data.watch-test --health 0")]
 
 
-def write_run(config, recipe) -> None:
-    """Write the files of a finished run, in place of a training."""
-    check(config)
-    config.output.mkdir(parents=True, exist_ok=True)
-    described = {"recipe": recipe, "config": dataclasses.asdict(config)}
-    (config.output / "config.json").write_text(json.dumps(described, default=str))
-    rows = "epoch,loss,val_accuracy,iteration,seconds\n0,1.0,0.9,5,2\n"
-    (config.output / "history.csv").write_text(rows)
-    (config.output / "model.keras").touch()
-
-
 @pytest.fixture
-def run_seeds(tmp_path, monkeypatch):
-    """Return a function that starts the command with `write_run` in place of children. It
-    records the seeds in `started`; `fail` maps a seed to what happens in place of its run.
+def run_seeds(several_runs):
+    """Return a function that starts the command with `several_runs`. It returns the seeds of
+    the runs that were trained; `fail` maps a seed to what happens in place of its run.
     """
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "400")
 
-    def statuses(module, jobs):
-        [(recipe, options)] = map(json.loads, jobs)
-        assert module == "training.commands.train"
-        run_seeds.started.append(options["seed"])
-        act = run_seeds.fail.get(options["seed"], write_run)
-        try:
-            cli.guard(lambda: act(from_json(Config, options), recipe))
-        except SystemExit as ended:
-            if ended.code == 130:  # as `children.statuses` does
-                raise KeyboardInterrupt from ended
-            return [ended.code]
-        return [0]
+    def act(config, recipe):
+        run_seeds.started.append(config.seed)
+        run_seeds.fail.get(config.seed, write_run)(config, recipe)
 
     def run_seeds(*options: str):
         run_seeds.started = []
@@ -54,7 +29,7 @@ def run_seeds(tmp_path, monkeypatch):
         return run_seeds.started
 
     run_seeds.fail = {}
-    monkeypatch.setattr(children, "statuses", statuses)
+    several_runs.act = act
     return run_seeds
 
 
@@ -85,19 +60,22 @@ def test_each_seed_has_a_run_and_finished_ones_are_skipped(run_seeds, tmp_path, 
 
 
 def test_a_run_that_fails_does_not_stop_the_others(run_seeds, capsys):
-    def diverge(config, recipe):
+    """It is resumed by the next command. One that diverged is not: it would diverge again."""
+
+    def fail(config, recipe):
         write_run(config, recipe)
         (config.output / "model.keras").unlink()
-        raise UserError("diverged")
+        raise UserError("no luck")
 
-    run_seeds.fail = {0: diverge}
-    with pytest.raises(SystemExit) as ended:
-        run_seeds("--seeds 2 --output out")
-    shown = capsys.readouterr()
-    assert ended.value.code == 2
-    assert "1 of 2 runs failed: seed 0." in shown.err
-    assert "1 of 2" in shown.out
-    assert run_seeds.started == [0, 1]
+    run_seeds.fail = {0: fail, 1: diverge}
+    for trained in ([0, 1, 2], [0]):
+        with pytest.raises(SystemExit) as ended:
+            run_seeds("--seeds 3 --output out")
+        shown = capsys.readouterr()
+        assert ended.value.code == 2
+        assert "2 of 3 runs failed: seed-0, seed-1 (diverged)." in shown.err
+        assert "1 of 2" in shown.out  # of those with a history
+        assert run_seeds.started == trained
 
 
 def test_a_mistake_in_the_options_ends_with_the_first_run(run_seeds, tmp_path, capsys):
@@ -136,7 +114,10 @@ def test_a_dry_run_describes_one(run_seeds, capsys, monkeypatch):
     [
         ("--seeds 0 --output new", "--seeds must be positive"),
         ("--seeds 0 --dry-run", "--seeds must be positive"),
-        ("--seeds 2 --distribution multi_worker --output new", "--seeds starts the runs from one"),
+        (
+            "--seeds 2 --distribution multi_worker --output new",
+            "Several runs start from one process",
+        ),
         ("--seeds 2 --output taken", "taken exists and is not empty. Give another --output"),
         ("--seeds 2 --output run", "To resume the run in it: keras-preact resume run"),
     ],

@@ -339,7 +339,10 @@ class TestEndings:
         assert "Lower --optimizer.learning-rate or lengthen --schedule.warmup. " in message
         assert re.search(r"pdate \d+.* (stem|stage|head)\S+/\w+ (changed most|is not)", message)
         unfinished = ["checkpoints/network.json", "config.json", "first_losses.csv", "health.csv"]
-        assert names(tmp_path / "run") == sorted([*unfinished, *checkpoints(0)])
+        unfinished += ["diverged.json", *checkpoints(0)]
+        assert names(tmp_path / "run") == sorted(unfinished)
+        iteration = re.search(r"iteration (\d+)", message)[1]
+        assert runs.diverged_at(tmp_path / "run") == int(iteration)
 
     def test_a_loss_above_guessing(self, run, tmp_path, capsys):
         """A finished run prints its last messages again. Here its last loss is changed."""

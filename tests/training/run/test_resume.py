@@ -129,8 +129,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     run = run_train(tmp_path / "run", *options)
     for path in [run / "model.keras", *(run / "checkpoints").iterdir()]:
         path.unlink()
+    (run / "diverged.json").write_text('{"iteration": 1}')  # as an earlier attempt did
     run_train(run, *options, "--resume")
     assert (run / "model.keras").is_file()
+    assert not (run / "diverged.json").exists()
     assert checkpoint(run, 1)
 
 
