@@ -13,6 +13,7 @@ from ..errors import UserError, check_positive, nearest
 from ..functions import is_own
 from . import results
 from .depth import depth
+from .rates import rates
 from .results import RESULTS
 from .run import Options
 
@@ -53,6 +54,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
     "deep": ("Networks of 1,001 and 10,001 layers, on digits.", ("deep",)),
     "plain": ("1,000 and 10,000 layers without shortcuts, on digits.", ("plain",)),
     "depth": ("Signals and gradients before training, 20 to 10,001 layers.", depth),
+    "rates": ("The best learning rate at 20 to 506 layers, on digits.", rates),
     "report": ("Write results/README.md: published numbers beside measured ones.", report),
 }
 

@@ -7,17 +7,23 @@ import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import disk
 from ..cli.terminal import duration, markdown
 from ..errors import UserError, command, missing_packages
 from ..ranks import difference, median, number, spread
-from . import depth, pictures, results
+from . import depth, pictures, rates, results
 from .pictures import Groups
 from .results import RESULTS, Record, Setting, by_setting
 from .rows import FIGURES, TABLES, Row, Table
 
+#: What is not a table of rows, by the name of its picture: title, and the module that reads and
+#: shows it.
+OTHERS: Mapping[str, tuple[str, Any]] = {
+    "depth": ("Depth before training", depth),
+    "rates": ("Learning rates by depth", rates),
+}
 #: The paper's "fail": a test error in percent above this.
 FAIL = 20.0
 NOTHING = "-"
@@ -57,17 +63,18 @@ def report(output: Path = RESULTS) -> None:
         raise UserError(f"--output must be the folder of finished runs. {output} does not exist.")
     records = results.read(output)
     groups = results.groups(records)
-    signals = depth.read(output)
+    others = {name: of.read(output) for name, (_, of) in OTHERS.items()}
     written = []
     with missing_packages():
-        text = "\n\n".join(_parts(groups, signals))
+        text = "\n\n".join(_parts(groups, others))
         drawings: dict[str, tuple[Callable, tuple]] = {
             name: (pictures.curves, (figure, groups))
             for name, figure in FIGURES.items()
             if pictures.measured(figure, groups)
         }
-        if signals:
-            drawings["depth"] = depth.figure, (signals,)
+        for name, (_, of) in OTHERS.items():
+            if others[name]:
+                drawings[name] = of.figure, (others[name],)
         for name, (draw, arguments) in drawings.items():
             with disk.replacing(output / f"{name}.png") as temporary:
                 draw(*arguments, temporary)
@@ -78,7 +85,7 @@ def report(output: Path = RESULTS) -> None:
     print(f"{len(records)} runs of {len(groups)} trials. Written: {', '.join(map(str, written))}")
 
 
-def _parts(groups: Groups, signals: Sequence[dict]) -> list[str]:
+def _parts(groups: Groups, others: Mapping[str, Sequence[dict]]) -> list[str]:
     """Return the paragraphs of the page."""
     parts = [
         "# Results",
@@ -91,10 +98,10 @@ def _parts(groups: Groups, signals: Sequence[dict]) -> list[str]:
             parts += [f"## {table.title}", *_section(name, table, groups)]
         else:
             missing.append(f"- {table.title}")
-    if signals:
-        title = "Depth before training"
-        parts += [f"## {title}", depth.about(signals), depth.table(signals)]
-        parts += [f"![{title}](depth.png)"]
+    for name, (title, of) in OTHERS.items():
+        if records := others[name]:
+            parts += [f"## {title}", of.about(records), of.table(records)]
+            parts += [f"![{title}]({name}.png)"]
     parts += ["## How to read the tables", READING]
     return [*parts, "## Not measured yet", "\n".join(missing)] if missing else parts
 
