@@ -22,6 +22,15 @@ from keras_preact.wrapped_optimizer import unwrapped
 _RATIO, _STEP, _STEPS = 1.2, 4.0, 10
 
 
+#: Notes of a `CriticalRate`.
+_UPHILL = (
+    "The update does not go downhill on this batch, which momentum from other batches can cause. "
+    "Measure another batch, or plain SGD."
+)
+_ENDLESS = "No rate up to a million times the present one raises the loss."
+_ROUNDING = "No rate lowers the loss by more than its rounding error."
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curvature:
     """The Hessian of the loss with respect to all trained weights.
@@ -220,11 +229,14 @@ class CriticalRate:
             rate up to a million times the present one raises the loss.
         learning_rate: The present rate of the optimizer.
         passes: How often the loss was computed.
+        note: Why the rate is 0 or infinite, or not exact because no pass had a lower loss
+            than now; else empty.
     """
 
     rate: float
     learning_rate: float
     passes: int
+    note: str = ""
 
     @property
     def share(self) -> float:
@@ -266,7 +278,7 @@ def critical_rate(
     Raises:
         ValueError: as `propagation`; without an optimizer, for an update that is 0, as
             with a rate of 0 or in the midst of accumulated gradients, and for a loss
-            that is not finite.
+            or a gradient that is not finite.
 
     Example:
 
@@ -307,10 +319,15 @@ def critical_rate(
             "The next update must change the weights. Received: an update of 0, at a learning "
             f"rate of {rate:g}"
         )
-    slope = sum(
+    slope = sum(  # along the update
         float((as_numpy(gradient).astype("float64") * change).sum())
         for gradient, change in zip(exact, update, strict=True)
     )
+    if not math.isfinite(slope):
+        raise ValueError(
+            "The gradient and the update must be finite. Received: a derivative along the update "
+            f"of {slope}"
+        )
     tensors = [*start, *(ops.convert_to_tensor(change) for change in update)]
 
     @autodiff.compiled
@@ -321,16 +338,19 @@ def critical_rate(
             return value()
 
     def loss_at(factor: float) -> float:
-        passes.append(factor)
         with autodiff.without_gradients(), autodiff.same_random_numbers(model):
-            return float(moved(ops.convert_to_tensor(factor, "float32"), *tensors))
+            losses.append(float(moved(ops.convert_to_tensor(factor, "float32"), *tensors)))
+        return losses[-1]
 
-    passes: list[float] = []
+    losses: list[float] = []
     present = loss_at(0.0)
     if not math.isfinite(present):
         raise ValueError(f"The loss must be finite. Received: {present / scale}")
-    factor = _smallest(lambda factor: not loss_at(factor) <= present) if slope < 0 else 0.0
-    return CriticalRate(factor * rate, rate, len(passes))
+    if slope >= 0:
+        return CriticalRate(0.0, rate, len(losses), _UPHILL)
+    factor = _smallest(lambda factor: not loss_at(factor) <= present)
+    note = "" if any(loss < present for loss in losses) else _ROUNDING
+    return CriticalRate(factor * rate, rate, len(losses), _ENDLESS if factor == math.inf else note)
 
 
 def _smallest(rises: Callable[[float], bool]) -> float:

@@ -188,7 +188,16 @@ def test_critical_rate_uphill_and_without_end():
     velocity.assign(gradient.astype("float32"))
     found = critical_rate(model, X, labels, uphill, loss=squares)
     assert (found.rate, found.share, found.sharpness) == (0, np.inf, np.inf)
+    assert "not go downhill" in found.note
     found = critical_rate(
         model, X, optimizer=keras.optimizers.SGD(1.0), loss=lambda _, y: ops.mean(y, axis=-1)
     )
     assert (found.rate, found.share, found.sharpness) == (np.inf, 0, 0)
+    assert "million" in found.note
+
+
+def test_critical_rate_below_the_rounding_of_the_loss():
+    model, sgd, labels = dense(), keras.optimizers.SGD(1e-4), Y.astype("float32")
+    assert critical_rate(model, X, labels, sgd, loss=squares).note == ""
+    found = critical_rate(model, X, labels, sgd, loss=lambda y, z: squares(y, z) + 1e9)
+    assert "rounding error" in found.note

@@ -51,6 +51,11 @@ def signals(labels, images=IMAGES):
     return propagation(network(), images, labels)
 
 
+def without_slope(_, outputs):
+    """Finite, with a gradient that is NaN."""
+    return keras.ops.sqrt(keras.ops.sum(0 * outputs, axis=-1))
+
+
 def double(x):
     return 2 * x
 
@@ -112,6 +117,10 @@ WRONG = [
     # the critical rate
     (lambda: kp.analysis.critical_rate(dense(), FLOATS), "compile the model"),
     (lambda: kp.analysis.critical_rate(dense(), FLOATS, None, SGD(0.0)), "an update of 0"),
+    (
+        lambda: kp.analysis.critical_rate(dense(), FLOATS, None, SGD(0.1), loss=without_slope),
+        "gradient and the update must be finite",
+    ),
     # Grad-CAM
     (lambda: grad_cam(network(), IMAGES, [1, 2, 3]), "a label for each example"),
     (lambda: grad_cam(network(), IMAGES, [1, 10]), "0 to 9"),
