@@ -51,6 +51,10 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
     "eighth2": ("Table 2 with ResNet-56 and an eighth of the schedule.", ("eighth2",)),
     "digits": ("Tables 1 and 2 in small, on digits.", ("digits1", "digits2")),
     "shortcuts": ("Shortcuts of 2016 to 2026, on digits.", ("shortcuts",)),
+    "shortcuts-eighth": (
+        "Shortcuts of 2016 to 2026, on CIFAR-10 with ResNet-56.",
+        ("shortcuts_eighth",),
+    ),
     "deep": ("Networks of 1,001 and 10,001 layers, on digits.", ("deep",)),
     "plain": ("1,000 and 10,000 layers without shortcuts, on digits.", ("plain",)),
     "depth": ("Signals and gradients before training, 20 to 10,001 layers.", depth),

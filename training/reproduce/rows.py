@@ -392,68 +392,90 @@ _PLAIN = Table(
 )
 
 
-def _shortcut(label: str, part: str, shortcut: str, *texts: str, **more: Any) -> Row:
-    """Return the row of a shortcut. `part` is the end of its trial's name."""
-    model = Model(
-        "cifar_resnet110_preact",
-        width_factor=0.25,
-        shortcut=shortcut,
-        shortcut_options=texts,
-        **more,
-    )
-    name = "digits/resnet110-preact-{}".format
-    baseline = None if part == "identity" else name("identity")
-    return _row(label, name(part), "small", model, baseline, measurements=20, signals=True)
-
-
-_TEN_YEARS = Table(
-    "Ten years of shortcuts, on digits",
+#: Label, end of the trial's name, and options of --model of each row of the tables of shortcuts.
+_TEN_YEARS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("identity", "identity", {"shortcut": "identity"}),
     (
-        _shortcut("identity", "identity", "identity"),
-        _shortcut("constant scaling (0.5, 0.5)", "scaling", "constant_scaling", scales=(0.5, 0.5)),
-        _shortcut("exclusive gating, b_g = -6", "exclusive", "exclusive_gating", gate_bias=-6.0),
-        _shortcut(
-            "shortcut-only gating, b_g = -6", "gating", "shortcut_only_gating", gate_bias=-6.0
-        ),
-        _shortcut("1x1 convolution", "conv1x1", "conv1x1"),
-        _shortcut("dropout 0.5", "dropout", "dropout"),
-        _shortcut("none", "none", "none"),
-        _shortcut("scaled residual, 0 (SkipInit, ReZero)", "skip_init", "scaled_residual"),
-        _shortcut(
-            "scaled residual, 1e-6 per channel (LayerScale)",
-            "layer_scale",
-            "scaled_residual",
-            "initial=1e-6",
-            "per_channel=true",
-        ),
-        _shortcut("orthogonal, over channels", "orthogonal", "orthogonal"),
-        _shortcut("orthogonal, over the map", "orthogonal-map", "orthogonal", "over=map"),
-        _shortcut("decayed identity, 1 to 0.6", "decayed", "decayed_identity"),
-        _shortcut("depth scaling, power 0.5", "depth_scaling", "depth_scaling", "power=0.5"),
-        *(
-            _shortcut(
-                f"hyper-connections, {about}",
-                f"hyper-{constraint}",
-                "hyper_connections",
-                f"constraint={constraint}",
-            )
-            for constraint, about in (
-                ("none", "free"),
-                ("sinkhorn", "Sinkhorn (mHC)"),
-                ("permutations", "permutations (mHC-lite)"),
-            )
-        ),
+        "constant scaling (0.5, 0.5)",
+        "scaling",
+        {"shortcut": "constant_scaling", "scales": (0.5, 0.5)},
     ),
-    about="Shortcuts of the paper and of 2017 to 2026 in one network: ResNet-110 with full "
-    "pre-activation and a quarter of the channels, on 8 x 8 digits, with the recipe of the small "
-    "tables. Most of the later ones were published for transformers and AdamW, which this table "
-    "does not test. The composite gain is that of the product of all shortcuts from x_l to the end "
-    "of its stage, at the l where it differs most from 1: above 1, the shortcuts can enlarge a "
-    "signal (forward) or a gradient (backward). The cosine is the angle between what the shortcut "
-    "and what the branch add, the median over the units. Both are measured after the training.",
-    short=True,
-    baseline="the identity",
+    (
+        "exclusive gating, b_g = -6",
+        "exclusive",
+        {"shortcut": "exclusive_gating", "gate_bias": -6.0},
+    ),
+    (
+        "shortcut-only gating, b_g = -6",
+        "gating",
+        {"shortcut": "shortcut_only_gating", "gate_bias": -6.0},
+    ),
+    ("1x1 convolution", "conv1x1", {"shortcut": "conv1x1"}),
+    ("dropout 0.5", "dropout", {"shortcut": "dropout"}),
+    ("none", "none", {"shortcut": "none"}),
+    ("scaled residual, 0 (SkipInit, ReZero)", "skip_init", {"shortcut": "scaled_residual"}),
+    (
+        "scaled residual, 1e-6 per channel (LayerScale)",
+        "layer_scale",
+        {"shortcut": "scaled_residual", "shortcut_options": ("initial=1e-6", "per_channel=true")},
+    ),
+    ("orthogonal, over channels", "orthogonal", {"shortcut": "orthogonal"}),
+    (
+        "orthogonal, over the map",
+        "orthogonal-map",
+        {"shortcut": "orthogonal", "shortcut_options": ("over=map",)},
+    ),
+    ("decayed identity, 1 to 0.6", "decayed", {"shortcut": "decayed_identity"}),
+    (
+        "depth scaling, power 0.5",
+        "depth_scaling",
+        {"shortcut": "depth_scaling", "shortcut_options": ("power=0.5",)},
+    ),
+    *(
+        (
+            f"hyper-connections, {about}",
+            f"hyper-{constraint}",
+            {"shortcut": "hyper_connections", "shortcut_options": (f"constraint={constraint}",)},
+        )
+        for constraint, about in (
+            ("none", "free"),
+            ("sinkhorn", "Sinkhorn (mHC)"),
+            ("permutations", "permutations (mHC-lite)"),
+        )
+    ),
 )
+
+
+def _ten_years(where: str, trial: str, recipe: str, about: str, model: Model, **more: Any) -> Table:
+    """Return the table of shortcuts for a network.
+
+    Args:
+        where: End of the title.
+        trial: Pattern of the names of its trials.
+        recipe: Name in `RECIPES`.
+        about: Network, data and recipe in words.
+        model: The network with identity shortcuts.
+        **more: Arguments of `Trial`.
+    """
+    identity = trial.format("identity")
+    rows = []
+    for label, part, options in _TEN_YEARS:
+        name = trial.format(part)
+        own = Trial(name, recipe, dataclasses.replace(model, **options), signals=True, **more)
+        rows.append(Row(label, own, baseline=None if name == identity else identity))
+    return Table(
+        f"Ten years of shortcuts, {where}",
+        tuple(rows),
+        about=f"Shortcuts of the paper and of 2017 to 2026 in one network: {about}. Most of the "
+        "later ones were published for transformers and AdamW, which this table does not test. "
+        "The composite gain is that of the product of all shortcuts from x_l to the end of its "
+        "stage, at the l where it differs most from 1: above 1, the shortcuts can enlarge a signal "
+        "(forward) or a gradient (backward). The cosine is the angle between what the shortcut and "
+        "what the branch add, the median over the units. Both are measured after the training.",
+        short=True,
+        baseline="the identity",
+    )
+
 
 #: Name of a command to its table, in the order of the report.
 TABLES: Mapping[str, Table] = {
@@ -480,7 +502,23 @@ TABLES: Mapping[str, Table] = {
     ),
     "digits1": _table("Table 1 in small, on digits", baseline=IDENTITY, table="1", **_SMALL),
     "digits2": _table("Table 2 in small, on digits", baseline=ORIGINAL, table="2", **_SMALL),
-    "shortcuts": _TEN_YEARS,
+    "shortcuts": _ten_years(
+        "on digits",
+        "digits/resnet110-preact-{}",
+        "small",
+        "ResNet-110 with full pre-activation and a quarter of the channels, on 8 x 8 digits, with "
+        "the recipe of the small tables",
+        Model("cifar_resnet110_preact", width_factor=0.25),
+        measurements=20,
+    ),
+    "shortcuts_eighth": _ten_years(
+        "with ResNet-56 and an eighth of the schedule, on CIFAR-10",
+        "cifar10/resnet56-preact-{}-eighth",
+        "eighth",
+        "ResNet-56 with full pre-activation, and an eighth of the paper's schedule: 8,000 "
+        "iterations",
+        Model("cifar_resnet56_preact"),
+    ),
     "deep": _DEEP,
     "plain": _PLAIN,
 }
@@ -607,6 +645,17 @@ FIGURES: Mapping[str, Figure] = {
         "digits2",
         _ACTIVATIONS,
         "digits/resnet110-{}",
+    ),
+    "shortcuts": _figure(
+        "Ten years of shortcuts, on digits",
+        "shortcuts",
+        {
+            "2016: something on the path": "scaling exclusive gating conv1x1 identity",
+            "2020 to 2025: scaled branches": "skip_init layer_scale depth_scaling identity",
+            "2024 and 2025: the path again": "orthogonal orthogonal-map decayed identity",
+            "2024 to 2026: streams": "hyper-none hyper-sinkhorn hyper-permutations identity",
+        },
+        "digits/resnet110-preact-{}",
     ),
     "deep": _figure(
         "A thousand and ten thousand layers, on digits",

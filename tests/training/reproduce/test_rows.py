@@ -26,7 +26,15 @@ PUBLISHED = {
 def test_every_published_row_is_there():
     published = {row.table for row in kp.published.RESULTS if row.dataset != "imagenet"}
     assert published == {of for of, _, _ in PUBLISHED.values()}
-    assert set(rows.TABLES) == {*PUBLISHED, "fast", "preact", "shortcuts", "deep", "plain"}
+    assert set(rows.TABLES) == {
+        *PUBLISHED,
+        "fast",
+        "preact",
+        "shortcuts",
+        "shortcuts_eighth",
+        "deep",
+        "plain",
+    }
     for name, (of, recipe, count) in PUBLISHED.items():
         table = rows.TABLES[name]
         shallower = {"network": "ResNet-110"} if recipe == "eighth" else {}
@@ -135,13 +143,14 @@ TEN_YEARS = {
 }
 
 
-def test_shortcuts_of_ten_years():
+@pytest.mark.parametrize("table", ["shortcuts", "shortcuts_eighth"])
+def test_shortcuts_of_ten_years(table):
     """Every row of `kp.SHORTCUTS` is there, with the options that its label names."""
     found = {
         row.label: shortcuts.get(
             parts.arguments(row.trial.model)["shortcut"], row.trial.model.gate_bias
         )
-        for row in rows.TABLES["shortcuts"].rows
+        for row in rows.TABLES[table].rows
     }
     assert found == TEN_YEARS
     assert {type(h) for h in found.values()} == {*kp.SHORTCUTS.values()}
