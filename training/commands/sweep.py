@@ -11,8 +11,7 @@ from .. import children, cli, disk
 from ..config import Config, from_json
 from ..directory import histories
 from ..errors import UserError, check_positive, checking
-from . import rates as measuring
-from . import several, train
+from . import several, swept, train
 
 #: Default rates over the recipe's.
 AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -85,7 +84,7 @@ def sweep(config: Config, recipe: str, options: Options, words: Sequence[str]) -
         return
     _check_depths(configs)
     again = several.resuming(config, folder, "sweep", *words)
-    failed = several.train_all(configs, recipe, folder, again, options.parallel, measuring.size)
+    failed = several.train_all(configs, recipe, folder, again, options.parallel, swept.size)
     if ended := [each for each in configs if several.has_ended(each)]:
         _report(ended, recipe, folder)
     if failed:
@@ -125,7 +124,7 @@ def _by_depth(configs: Sequence[Config]) -> dict[int | None, Config]:
     """Return the first run of each depth."""
     found: dict[int | None, Config] = {}
     for config in configs:
-        found.setdefault(measuring.depth_of(config), config)
+        found.setdefault(swept.depth_of(config), config)
     return found
 
 
@@ -147,7 +146,7 @@ def _check_depths(configs: Sequence[Config]) -> None:
     new = [each for depth, each in shown.items() if depth not in _by_depth(begun)]
     if len(shown) == 1 or not new:  # a single network is built by the first run
         return
-    depths = " ".join(str(measuring.depth_of(each)) for each in new)
+    depths = " ".join(str(swept.depth_of(each)) for each in new)
     print(f"Checking the networks of --depths {depths}.", flush=True)
     job = json.dumps([dataclasses.asdict(each) for each in new], default=str)
     [status] = children.statuses(f"{__package__}.sweep", [job])
@@ -173,25 +172,25 @@ def check(configs: Sequence[Config]) -> None:
         try:
             networks.build(dataclasses.replace(config, model=model), images, size)
         except ValueError as error:
-            depth = measuring.depth_of(config)
+            depth = swept.depth_of(config)
             raise UserError(f"{config.model.name} cannot have --depths {depth}: {error}") from error
 
 
 def _report(configs: Sequence[Config], recipe: str, folder: Path) -> None:
     """Print the table of the runs, and write sweep.csv and sweep.png."""
-    points = {several.directory(config): measuring.measured(config) for config in configs}
+    points = {several.directory(config): swept.measured(config) for config in configs}
     names = {run: {"run": run.relative_to(folder).as_posix()} for run in points}
     rows = [names[run] | dataclasses.asdict(point) for run, point in points.items()]
     histories.write(folder / "sweep.csv", rows)
     with disk.replacing(folder / "sweep.png") as path:
-        measuring.figure({"": list(points.values())}, path, f"Learning rates, recipe {recipe}")
+        swept.figure({"": list(points.values())}, path, f"Learning rates, recipe {recipe}")
     split = "held-out" if configs[0].data.holdout else "test"
-    print(f"\n{measuring.table(list(points.values()))}\n")
+    print(f"\n{swept.table(list(points.values()))}\n")
     print(
         f"Training loss over the last tenth of the run, in brackets the {split} error: medians of "
         "the seeds. *: the best rate."
     )
-    print(measuring.sentence(list(points.values())))
+    print(swept.sentence(list(points.values())))
     print(f"Wrote {folder / 'sweep.csv'}, {folder / 'sweep.png'}")
 
 

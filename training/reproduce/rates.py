@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from .. import disk
 from ..cli.terminal import markdown
-from ..commands import rates as measuring
-from ..commands import several, sweep
-from ..commands.rates import Point
+from ..commands import several, sweep, swept
+from ..commands.swept import Point
 from ..config import Config, Model, differences, from_json
 from ..directory import runs
 from ..errors import UserError, check_positive, command, reading
@@ -122,9 +121,7 @@ def rates(
     configs = [config for new in missing.values() for config in new]
     write()  # what an interrupted command has left
     again = "The same command resumes all runs."
-    failed = several.train_all(
-        configs, "small", work / "rates", again, parallel, measuring.size, write
-    )
+    failed = several.train_all(configs, "small", work / "rates", again, parallel, swept.size, write)
     if failed:
         raise UserError(f"{len(failed)} of {len(configs)} runs failed: {', '.join(failed)}")
 
@@ -167,7 +164,7 @@ def _write(file: Path, new: Sequence[Config]) -> None:
     for config in new:
         described = runs.read_config(several.directory(config))
         about = {key: described[key] for key in ("device", "code", "versions")}
-        found.append(dataclasses.asdict(measuring.measured(config)) | about)
+        found.append(dataclasses.asdict(swept.measured(config)) | about)
     network, _, layers = file.stem.rpartition("-")
     record = {
         "format": FORMAT,
@@ -180,7 +177,7 @@ def _write(file: Path, new: Sequence[Config]) -> None:
     }
     disk.make(file.parent)
     disk.write_json(file, disk.plain(record, digits=6), indent=None)
-    print(f"\n{file.stem}: {measuring.sentence(_points(record))} Written: {file}", flush=True)
+    print(f"\n{file.stem}: {swept.sentence(_points(record))} Written: {file}", flush=True)
 
 
 def read(folder: Path = RESULTS) -> list[dict]:
@@ -218,8 +215,8 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     first: dict[str, float | None] = {}
     for record in records:
         points, network = _points(record), record["network"]
-        [losses] = measuring.medians(points).values()
-        best = measuring.best(losses)
+        [losses] = swept.medians(points).values()
+        best = swept.best(losses)
         kept = first.setdefault(network, best)
         at_best = [point for point in points if point.rate == best]
         cells = [
@@ -264,4 +261,4 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     panels: dict[str, list[Point]] = {}
     for record in records:
         panels.setdefault(NETWORKS[record["network"]].label, []).extend(_points(record))
-    measuring.figure(panels, path, "Training loss by learning rate and depth (star: the best rate)")
+    swept.figure(panels, path, "Training loss by learning rate and depth (star: the best rate)")

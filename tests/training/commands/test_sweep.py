@@ -10,8 +10,8 @@ import pytest
 from tests import layout
 from tests.training.calls import TINY, error_of, finish, start, words
 from tests.training.several_runs import diverge, write_run
-from training.commands import rates, sweep, train
-from training.commands.rates import Point
+from training.commands import sweep, swept, train
+from training.commands.swept import Point
 from training.config import Config
 from training.errors import UserError
 
@@ -31,7 +31,7 @@ def run_sweep(several_runs):
     """
 
     def act(config, recipe):
-        key = rates.depth_of(config), config.optimizer.learning_rate
+        key = swept.depth_of(config), config.optimizer.learning_rate
         if key in VALLEY:
             loss, error = VALLEY[key]
             write_run(config, recipe, loss * (1 + config.seed), error)
@@ -191,7 +191,7 @@ def test_the_last_tenth_of_a_run():
     losses = np.arange(30.0)
     ends = np.array([7, 14, 21, 28, 30])
     means = [losses[a:b].mean() for a, b in zip([0, *ends], ends, strict=False)]
-    found = rates.final_loss({"loss": np.array(means), "iteration": ends})
+    found = swept.final_loss({"loss": np.array(means), "iteration": ends})
     # the epoch before the last one counts with one of its seven iterations
     assert found == pytest.approx((losses[21:28].mean() + 28 + 29) / 3)
 
@@ -200,13 +200,13 @@ def test_medians_and_best_rates():
     points = [Point(8, 0.1, seed, loss) for seed, loss in enumerate((0.3, 0.1, None))]
     points += [Point(8, 0.2, seed, loss) for seed, loss in enumerate((None, 0.1, None))]
     points += [Point(None, 0.2, 0, None)]
-    assert rates.medians(points) == {None: {0.2: math.inf}, 8: {0.1: 0.3, 0.2: math.inf}}
-    assert rates.best({0.1: 0.3, 0.2: 0.2, 0.4: math.inf}) == 0.2
-    assert rates.best({0.1: math.inf}) is None
+    assert swept.medians(points) == {None: {0.2: math.inf}, 8: {0.1: 0.3, 0.2: math.inf}}
+    assert swept.best({0.1: 0.3, 0.2: 0.2, 0.4: math.inf}) == 0.2
+    assert swept.best({0.1: math.inf}) is None
     inner = [Point(8, rate, 0, loss) for rate, loss in ((0.1, 2), (0.2, 1), (0.4, 3))]
-    assert rates.sentence(inner) == "Best rate: 0.2 at 8 layers."
+    assert swept.sentence(inner) == "Best rate: 0.2 at 8 layers."
     failed = [Point(1001, 0.1, 0, None), Point(20, 0.1, 0, 1.0)]
-    assert rates.sentence(failed) == (
+    assert swept.sentence(failed) == (
         "Best rate: 0.1 at 20 layers, none at 1,001 (all runs diverged). Extend --rates below 0.1."
     )
 
@@ -223,7 +223,7 @@ def test_figure(grid, tmp_path, monkeypatch):
         for depth in (20, 56, 110, 506)
         for rate in grid
     ]
-    rates.figure({"x + F": points, "scaled": points}, tmp_path / "a.png", "Title")
+    swept.figure({"x + F": points, "scaled": points}, tmp_path / "a.png", "Title")
     [figure] = drawn
     layout.check(figure)
     one = figure.axes[0]

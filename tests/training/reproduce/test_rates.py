@@ -7,7 +7,7 @@ import pytest
 from tests import layout
 from tests.training.calls import error_of, words
 from tests.training.several_runs import diverge, write_run
-from training.commands.rates import depth_of
+from training.commands.swept import depth_of
 from training.reproduce import __main__ as main
 from training.reproduce import rates, report
 
