@@ -49,7 +49,7 @@ def alone(options):
     return options | {"shortcut": ALONE[name]} if name in ALONE else options
 
 
-IDENTITIES = ("identity", "scaled_residual", "orthogonal")
+IDENTITIES = ("identity", "scaled_residual", "orthogonal", "depth_scaling")
 
 
 def error_of(call) -> str:

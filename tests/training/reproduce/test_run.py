@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
 
+import keras_preact as kp
+from tests.keras_preact import harness
 from tests.training.calls import run_evaluate
 from training.config import Config, Data, Model, Optimizer, Schedule
 from training.data import load
@@ -71,7 +74,9 @@ def test_the_result_is_that_of_the_run(job, tmp_path):
 
 def test_a_run_that_is_measured_at_its_end(job, tmp_path, monkeypatch):
     """It is measured with the views of the trial; the test images are not used before."""
-    trial = dataclasses.replace(rows.TRIALS["digits/tiny"], measurements=0, views=("one", "flip"))
+    trial = dataclasses.replace(
+        rows.TRIALS["digits/tiny"], measurements=0, views=("one", "flip"), signals=True
+    )
     monkeypatch.setitem(rows.TRIALS, trial.name, trial)
     [record] = job("tiny", 0)
     folder = tmp_path / "runs/digits/tiny/seed-0"
@@ -87,6 +92,8 @@ def test_a_run_that_is_measured_at_its_end(job, tmp_path, monkeypatch):
     assert record.final["test_loss"] == pytest.approx(one["loss"], rel=1e-6)
     assert record.curves["test_error"] == [record.error]
     assert record.curves["iteration"] == [12]
+    assert (record.signals["forward"], record.signals["backward"]) == (1, 1)
+    assert -1 < record.signals["cosine"] < 1
 
 
 @pytest.mark.parametrize(
@@ -97,14 +104,15 @@ def test_a_run_that_is_measured_at_its_end(job, tmp_path, monkeypatch):
         ("none", [0.0, 0.0]),
     ],
 )
-def test_signals_of_a_run(shortcut, gains, job, monkeypatch):
-    trial = rows.TRIALS["digits/tiny"]
-    model = dataclasses.replace(trial.model, name="digits_resnet20_preact", shortcut=shortcut)
-    trial = dataclasses.replace(trial, model=model, signals=True)
-    monkeypatch.setitem(rows.TRIALS, trial.name, trial)
-    [record] = job("tiny", 0)
-    assert [record.signals["forward"], record.signals["backward"]] == gains
-    assert (record.signals["cosine"] is None) == (shortcut == "none")
+def test_signals_of_networks(shortcut, gains):
+    network = kp.models.resnet_cifar(
+        20, width_factor=0.25, input_shape=(8, 8, 1), shortcut=shortcut
+    )
+    images = harness.images(run.SAMPLE, 8, 8, 1)
+    running = types.SimpleNamespace(network=network, plain_images=lambda *_: iter([images]))
+    signals = run.signals_of(running)
+    assert [signals["forward"], signals["backward"]] == gains
+    assert (signals["cosine"] is None) == (shortcut == "none")
 
 
 def test_a_run_that_diverges(job):
