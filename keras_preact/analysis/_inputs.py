@@ -228,11 +228,24 @@ def one(arrays: list[np.ndarray]):
 
 
 def scaled_loss(
-    model: keras.Layer, graph: Graph, arrays: list[np.ndarray], labels, loss, training: bool
+    model: keras.Layer, inputs, loss: Callable, training: bool
 ) -> tuple[Callable, float]:
-    """Return the function without arguments that computes the loss of a batch times a
-    scale, and the scale.
+    """Return the function without arguments that computes the loss of a batch times the
+    scale of `loss_scale`, and the scale. The arguments are those of `loss_scale`.
     """
-    total, batch = loss_of(graph, labels, loss), one(arrays)
-    scale = loss_scale(model, batch, total, training)
-    return lambda: scale * total(keras.tree.flatten(model(batch, training=training))), scale
+    scale = loss_scale(model, inputs, loss, training)
+    return lambda: scale * loss(keras.tree.flatten(model(inputs, training=training))), scale
+
+
+def checked_loss(
+    model: keras.Layer, x, labels, loss: Callable | None, training: bool
+) -> tuple[Callable, float]:
+    """Return what `scaled_loss` does, for arguments of a user.
+
+    Raises:
+        ValueError: for a batch, labels or a loss that do not fit the model.
+    """
+    arrays = check_sample(model, x)
+    batch = one(arrays)
+    total = loss_of(Graph(model, batch), check_labels(labels, len(arrays[0])), loss)
+    return scaled_loss(model, batch, total, training)

@@ -9,10 +9,8 @@ from keras import ops
 
 from keras_preact import _checks
 from keras_preact.analysis import _inputs
-from keras_preact.analysis.observed import Observed
+from keras_preact.analysis.observed import Observed, output_of
 from keras_preact.backend import autodiff
-from keras_preact.graph import Graph
-from keras_preact.units import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +109,15 @@ def coordinate_check(
         model = builder(size)
         if not i:
             _inputs.watch(model, x)
+        observed = Observed(model, x, labels, loss, training)
         with autodiff.same_random_numbers(model):
-            before = _last(model, x, training)
+            before = _last(observed)
             start[i] = _rms(before)
-            update = _update(model, x, labels, optimizer(model), loss, training)
+            update = _update(observed, optimizer(model))
             for done in range(1, steps[-1] + 1):
                 update()
                 if done in steps:
-                    change[i, steps.index(done)] = _rms(_last(model, x, training) - before)
+                    change[i, steps.index(done)] = _rms(_last(observed) - before)
     return CoordinateCheck(sizes, steps, start, change)
 
 
@@ -126,25 +125,19 @@ def _rms(array: np.ndarray) -> float:
     return float(np.sqrt(np.square(array.astype("float64")).mean()))
 
 
-def _output(trace: Trace, axis: int):
-    return ops.cast(trace.output, "float32")
-
-
-def _last(model: keras.Model, x, training: bool) -> np.ndarray:
+def _last(observed: Observed) -> np.ndarray:
     """Return x_L."""
-    observed = Observed(model, x, training=training)
     with keras.StatelessScope():  # batch statistics stay as they are
-        _, outputs = observed.run(_output)
+        _, outputs = observed.run(output_of)
     return ops.convert_to_numpy(outputs[-1][-1])
 
 
-def _update(model: keras.Model, x, labels, optimizer, loss, training: bool) -> Callable:
+def _update(observed: Observed, optimizer: keras.optimizers.Optimizer) -> Callable:
     """Return a function that makes one update on the batch."""
-    arrays = _inputs.check_sample(model, x)
-    labels = _inputs.check_labels(labels, len(arrays[0]))
-    graph = Graph(model, _inputs.one(arrays))
-    value, scale = _inputs.scaled_loss(model, graph, arrays, labels, loss, training)
-    variables = model.trainable_variables
+    value, scale = _inputs.scaled_loss(
+        observed.model, observed.batch, observed.loss, observed.graph.training
+    )
+    variables = observed.model.trainable_variables
     optimizer.build(variables)
 
     def update() -> None:

@@ -92,12 +92,8 @@ def curvature(
     _checks.positive_int(k, "k")
     _checks.positive_int(probes, "probes")
     variables = model.trainable_variables
-    arrays = _inputs.check_sample(model, x)
+    value, scale = _inputs.checked_loss(model, x, labels, loss, training)
     _inputs.watch(model, x)
-    labels = _inputs.check_labels(labels, len(arrays[0]))
-    value, scale = _inputs.scaled_loss(
-        model, Graph(model, _inputs.one(arrays)), arrays, labels, loss, training
-    )
     multiply = autodiff.compiled(lambda *vectors: autodiff.hvp(value, variables, vectors))
     sizes = [int(np.prod(variable.shape)) for variable in variables]
     ends = np.cumsum(sizes)[:-1]
@@ -205,9 +201,10 @@ def gradient_noise(
     mean: list = [0.0] * len(variables)
     squares = []
     for start in range(0, examples, size):
-        part = [array[start : start + size] for array in arrays]
+        part = _inputs.one([array[start : start + size] for array in arrays])
         part_labels = None if labels is None else labels[start : start + size]
-        value, scale = _inputs.scaled_loss(model, graph, part, part_labels, loss, training)
+        total = _inputs.loss_of(graph, part_labels, loss)
+        value, scale = _inputs.scaled_loss(model, part, total, training)
         *_, gradients = autodiff.value_and_gradients(
             lambda value=value: (value(), []), [], variables
         )
@@ -295,9 +292,6 @@ def critical_rate(
     Source: arXiv 2601.16979, abstract: critical sharpness, from forward passes along the
         update.
     """
-    arrays = _inputs.check_sample(model, x)
-    _inputs.watch(model, x)
-    labels = _inputs.check_labels(labels, len(arrays[0]))
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
     if optimizer is None:
         raise ValueError(
@@ -305,9 +299,8 @@ def critical_rate(
             "`optimizer`. Received: optimizer=None and a model that is not compiled"
         )
     variables = model.trainable_variables
-    value, scale = _inputs.scaled_loss(
-        model, Graph(model, _inputs.one(arrays)), arrays, labels, loss, training
-    )
+    value, scale = _inputs.checked_loss(model, x, labels, loss, training)
+    _inputs.watch(model, x)
     with autodiff.same_random_numbers(model):
         *_, gradients = autodiff.value_and_gradients(lambda: (value(), []), [], variables)
     exact = [ops.cast(gradient, "float32") / scale for gradient in gradients]

@@ -14,8 +14,7 @@ from keras import ops
 from keras_preact import shortcuts
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.additions import LayerUnit
-from keras_preact.analysis.observed import Observed, pulled
-from keras_preact.units import Trace
+from keras_preact.analysis.observed import Observed, output_of, pulled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +95,7 @@ def check_identities(
 
 
 def _checked(observed: Observed, composite: bool) -> IdentityCheck:
-    _, signal, gradients, _ = observed.gradients(_output)
+    _, signal, gradients, _ = observed.gradients(output_of)
     with keras.StatelessScope():  # batch statistics stay as they are
         values, residuals = observed.run(lambda trace, axis: ops.cast(trace.residual, "float32"))
     residual = [ops.convert_to_numpy(row) for rows in residuals for row in rows]
@@ -345,7 +344,7 @@ def direct_path(
     """
     observed = Observed(model, x, labels, loss, training)
     _inputs.watch(model, x)
-    _, signal, gradients, _ = observed.gradients(_output, detach_residual=True)
+    _, signal, gradients, _ = observed.gradients(output_of, detach_residual=True)
     gradient = [row.astype("float64") for row in gradients]
     ends = [end if end >= 0 else i - 1 for i, end in enumerate([*_ends(signal), -1])]
     gain, survival = np.full((2, len(gradient)), np.nan)
@@ -409,10 +408,6 @@ _GAINS: dict[type, Callable] = {
     shortcuts.ExclusiveGating: lambda shortcut: 1 / (1 + math.exp(shortcut.bias)),
     shortcuts.ShortcutOnlyGating: lambda shortcut: 1 / (1 + math.exp(shortcut.bias)),
 }
-
-
-def _output(trace: Trace, axis: int):
-    return ops.cast(trace.output, "float32")
 
 
 def _ends(signal: list[np.ndarray]) -> np.ndarray:

@@ -301,6 +301,11 @@ def _changed(residual, scale, detach: bool):
     return residual if scale is None else residual * ops.cast(scale, residual.dtype)
 
 
+def output_of(trace: Trace, axis: int):
+    """Return the output of a unit in float32, for `Observed.run`."""
+    return ops.cast(trace.output, "float32")
+
+
 def pulled(function: Callable, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     """Return `J(x)^T gradient`."""
     _, pull = autodiff.vjp(function, x)
