@@ -18,7 +18,7 @@ from .results import RESULTS
 from .run import Options
 
 if TYPE_CHECKING:
-    from .rows import Trial
+    from .trials import Trial
 
 DESCRIPTION = """Train every row of a table of results, to compare it with its published number.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.

@@ -1,5 +1,6 @@
 """The pictures of the report: training curves as the paper draws them."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ import numpy as np
 from keras_preact.analysis.figures import style
 
 from .results import Record, largest
-from .rows import Figure
 
 #: Name of a trial to its runs.
 Groups = Mapping[str, Sequence[Record]]
@@ -20,6 +20,121 @@ BEGINNING, PEAKS = 0.1, 90
 #: Looks of the curves of test images and of training images.
 TEST: Mapping[str, Any] = {"linestyle": "-", "linewidth": 1.7, "zorder": 3}
 TRAINING: Mapping[str, Any] = {"linestyle": "--", "linewidth": 1.0, "alpha": 0.85}
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A figure of training curves.
+
+    Args:
+        title: What it shows.
+        table: Name of the table that it belongs to.
+        panels: Title of each panel to the names of its trials.
+    """
+
+    title: str
+    table: str
+    panels: Mapping[str, tuple[str, ...]]
+
+
+def _figure(
+    title: str, table: str, panels: Mapping[str, str], of: str = "cifar10/resnet{}"
+) -> Figure:
+    """Return a figure. `panels` has the names of the trials of each panel, the baseline
+    last; `of` is the pattern of their full names.
+    """
+    return Figure(
+        title,
+        table,
+        {panel: tuple(map(of.format, names.split())) for panel, names in panels.items()},
+    )
+
+
+#: Panels of Fig. 3.
+_SHORTCUTS = {
+    "constant scaling": "original-constant_scaling-0.5-0.5 original",
+    "exclusive gating": "original-exclusive_gating-b-6 original",
+    "shortcut-only gating": "original-shortcut_only_gating-b0 original",
+    "1x1 convolution": "original-conv1x1 original",
+}
+#: Panels of Fig. 1 and 6.
+_ACTIVATIONS = {
+    "full pre-activation": "full_preactivation original",
+    "BN after addition": "bn_after_addition original",
+}
+
+#: Name of a picture to what it shows. The numbers of the figures are the paper's.
+FIGURES: Mapping[str, Figure] = {
+    "fast": _figure("CIFAR-10 in minutes", "fast", {"": "cifar10/fast_resnet8"}, "{}"),
+    "preact": _figure(
+        "Full pre-activation against the original, on CIFAR-10",
+        "preact",
+        {f"ResNet-{n}": f"{n}-full_preactivation {n}-original" for n in (20, 32, 44, 56)},
+    ),
+    "figure1": _figure(
+        "Fig. 1: ResNet-1001 on CIFAR-10",
+        "table3",
+        {"": "1001-full_preactivation 1001-original"},
+    ),
+    "figure3": _figure(
+        "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
+        "table1",
+        _SHORTCUTS,
+        "cifar10/resnet110-{}",
+    ),
+    "figure6": _figure(
+        "Fig. 6: activations, on CIFAR-10",
+        "table2",
+        {
+            "ResNet-110": "110-bn_after_addition 110-original",
+            "ResNet-164": "164-full_preactivation 164-original",
+        },
+    ),
+    "eighth1": _figure(
+        "Fig. 3 with ResNet-56 and an eighth of the schedule: shortcuts, on CIFAR-10",
+        "eighth1",
+        _SHORTCUTS,
+        "cifar10/resnet56-{}-eighth",
+    ),
+    "eighth2": _figure(
+        "Fig. 1 and 6 with ResNet-56 and an eighth of the schedule, on CIFAR-10",
+        "eighth2",
+        _ACTIVATIONS,
+        "cifar10/resnet56-{}-eighth",
+    ),
+    "digits": _figure(
+        "Fig. 1 and 6 in small, on digits",
+        "digits2",
+        _ACTIVATIONS,
+        "digits/resnet110-{}",
+    ),
+    "shortcuts": _figure(
+        "Ten years of shortcuts, on digits",
+        "shortcuts",
+        {
+            "2016: something on the path": "scaling exclusive gating conv1x1 identity",
+            "2020 to 2025: scaled branches": "skip_init layer_scale depth_scaling identity",
+            "2024 and 2025: the path again": "orthogonal orthogonal-map decayed identity",
+            "2024 to 2026: streams": "hyper-none hyper-sinkhorn hyper-permutations identity",
+        },
+        "digits/resnet110-preact-{}",
+    ),
+    "deep": _figure(
+        "A thousand and ten thousand layers, on digits",
+        "deep",
+        {
+            "1,001 layers": "1001-full_preactivation 1001-original",
+            "10,001 layers": "10001-full_preactivation",
+        },
+        "digits/resnet{}",
+    ),
+    "plain": _figure(
+        "Chains without shortcuts and normalisation, on digits",
+        "plain",
+        {"1,000 layers": "1000-muon 1000-sgd", "10,000 layers": "10000-muon"},
+        "digits/plain{}",
+    ),
+}
 
 
 def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:

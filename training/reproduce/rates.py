@@ -128,7 +128,7 @@ def rates(
 
 def _config(network: Name, layers: int, smoke: bool) -> Config:
     """Return the configuration of the runs of a network, up to rate and seed."""
-    from .rows import Trial  # brings Keras
+    from .trials import Trial  # brings Keras
 
     model = Model(
         "cifar_resnet20_preact",

@@ -14,9 +14,9 @@ from ..cli.terminal import duration, markdown
 from ..errors import UserError, command, missing_packages
 from ..ranks import difference, median, number, spread
 from . import depth, pictures, rates, results
-from .pictures import Groups
+from .pictures import FIGURES, Groups
 from .results import RESULTS, Record, Setting, by_setting
-from .rows import FIGURES, TABLES, Row, Table
+from .rows import TABLES, Row, Table
 
 #: What is not a table of rows, by the name of its picture: title, and the module that reads and
 #: shows it.

@@ -1,171 +1,16 @@
-"""The tables of the results: each row with its network, its recipe and its published
-number.
-"""
+"""The tables of the results: each row with its trial and its published number."""
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import keras_preact as kp
 
-from .. import recipes
-from ..commands.evaluate.views import Views
-from ..config import Checkpoint, Config, Data, Model, Optimizer, Schedule
+from ..config import Model
 from ..errors import UserError, lookup
 from ..functions import find_object, is_own
-
-#: Measurements of the test set in a run.
-MEASUREMENTS = 64
-#: Steps per execution on an accelerator, at most.
-STEPS_PER_EXECUTION = 100
-#: The schedule of a run that only shows that everything works.
-SMOKE = Schedule("steps", drops=(4, 6), warmup=1, length=8, unit="iterations")
-
-
-def small() -> Config:
-    """The paper's recipe, shortened: 700 iterations of 32 digits. The rate is divided by
-    10 after a half and three quarters.
-    """
-    return Config(
-        data=Data("digits"),
-        schedule=Schedule("steps", drops=(350, 525), warmup=35, length=700, unit="iterations"),
-        batch_size=32,
-    )
-
-
-def eighth() -> Config:
-    """The paper's recipe with an eighth of its schedule: 8,000 iterations, 50 of them
-    warm-up. The rate is divided by 10 at 4,000 and 6,000.
-    """
-    paper = recipes.cifar10()
-    schedule = paper.schedule
-    return dataclasses.replace(
-        paper,
-        schedule=dataclasses.replace(
-            schedule,
-            drops=tuple(drop / 8 for drop in schedule.drops),
-            warmup=schedule.warmup / 8,
-            length=schedule.length / 8,
-        ),
-    )
-
-
-def plain(optimizer: Optimizer) -> Config:
-    """The iterations of `small` without warm-up and weight decay. The rate falls along a
-    cosine to 0.
-    """
-    paper = small()
-    return dataclasses.replace(
-        paper,
-        optimizer=dataclasses.replace(optimizer, weight_decay=0),
-        schedule=Schedule("cosine", length=paper.schedule.length, unit="iterations"),
-    )
-
-
-def plain_muon(layers: int) -> Config:
-    """Return `plain` with Muon. The deeper the network, the less each layer moves: the rate
-    is 0.1 / layers. Muon trains the kernels between the first and the last one; those have
-    the rate 0.001.
-    """
-    rate = 0.1 / layers
-    return plain(Optimizer("muon", learning_rate=rate, nesterov=True, adam_ratio=0.001 / rate))
-
-
-#: Name to recipe.
-RECIPES: Mapping[str, Callable[[], Config]] = {
-    "paper": recipes.cifar10,
-    "eighth": eighth,
-    "batch64": recipes.cifar10_batch64,
-    "small": small,
-    "fast": recipes.cifar10_fast,
-    "plain_sgd": lambda: plain(Optimizer(learning_rate=3e-4)),
-    "plain_muon": lambda: plain_muon(1_000),
-    "plain_muon10000": lambda: plain_muon(10_000),
-    "residual_muon": lambda: plain(Optimizer("muon", learning_rate=0.02, nesterov=True)),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """What is trained for a row, with one or more seeds. Several rows can share it.
-
-    Args:
-        name: Unique name, such as `cifar10/resnet110-original`: the data set, and the path
-            of its results.
-        recipe: Name in `RECIPES`, or a recipe of a person, MODULE:RECIPE, with its own
-            data set.
-        model: The network.
-        measurements: Measurements of the test images in a run. 0: only at its end, with
-            the views of `views`.
-        views: Views of an image; their logits are averaged. See `keras-preact evaluate`.
-        signals: Whether the signals of the trained network are measured.
-    """
-
-    name: str
-    recipe: str
-    model: Model
-    measurements: int = MEASUREMENTS
-    views: tuple[Views, ...] = ()
-    signals: bool = False
-
-    @property
-    def dataset(self) -> str:
-        """Name of the data set."""
-        return self.name.partition("/")[0]
-
-    def config(
-        self,
-        seed: int,
-        *,
-        dtype: str = "float32",
-        steps_per_execution: int = 1,
-        on_device: bool = False,
-        data: Path | None = None,
-        smoke: bool = False,
-    ) -> Config:
-        """Return the configuration of a run.
-
-        Args:
-            seed: Seed of weights, order and augmentation.
-            dtype: Keras dtype policy.
-            steps_per_execution: Steps per execution, at most.
-            on_device: Whether the images stay on the device.
-            data: Data directory.
-            smoke: Whether to train only eight steps, on the digits, or on random images
-                for the tables on CIFAR.
-        """
-        own = is_own(self.recipe)
-        recipe = recipes.find(self.recipe)() if own else RECIPES[self.recipe]()
-        if smoke:
-            recipe = dataclasses.replace(recipe, schedule=SMOKE, batch_size=8)
-        fake = smoke and self.dataset != "digits" and not own
-        # the epochs of a person's recipe are as long as its images are many
-        in_epochs = own and recipe.schedule.unit == "epochs"
-        iterations = 1 if in_epochs else round(recipe.schedule.length)
-        measurements = min(2, self.measurements) if smoke else self.measurements
-        at_once = max(n for n in range(1, steps_per_execution + 1) if not iterations % n)
-        every = 0
-        if measurements and not in_epochs:
-            every = max(1, round(iterations / measurements / at_once)) * at_once
-        return dataclasses.replace(
-            recipe,
-            model=dataclasses.replace(self.model, dtype=dtype),
-            data=dataclasses.replace(
-                recipe.data,
-                name="fake" if fake else recipe.data.name if own else self.dataset,
-                dir=data or (recipe.data.dir if own else None),
-                holdout=0,
-                watch_test=measurements > 0,
-                on_device=recipe.data.on_device if own else on_device and not fake,
-            ),
-            checkpoint=Checkpoint(minutes=2, keep=1, best=False),
-            seed=seed,
-            steps_per_epoch=every,
-            steps_per_execution=at_once,
-            health=0,
-        )
+from .trials import RECIPES, Trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -457,15 +302,20 @@ def _ten_years(where: str, trial: str, recipe: str, about: str, model: Model, **
         model: The network with identity shortcuts.
         **more: Arguments of `Trial`.
     """
-    identity = trial.format("identity")
-    rows = []
-    for label, part, options in _TEN_YEARS:
-        name = trial.format(part)
-        own = Trial(name, recipe, dataclasses.replace(model, **options), signals=True, **more)
-        rows.append(Row(label, own, baseline=None if name == identity else identity))
     return Table(
         f"Ten years of shortcuts, {where}",
-        tuple(rows),
+        tuple(
+            _row(
+                label,
+                trial.format(part),
+                recipe,
+                dataclasses.replace(model, **options),
+                baseline=None if part == "identity" else trial.format("identity"),
+                signals=True,
+                **more,
+            )
+            for label, part, options in _TEN_YEARS
+        ),
         about=f"Shortcuts of the paper and of 2017 to 2026 in one network: {about}. Most of the "
         "later ones were published for transformers and AdamW, which this table does not test. "
         "The composite gain is that of the product of all shortcuts from x_l to the end of its "
@@ -557,119 +407,4 @@ def table(name: str) -> Table:
 #: Name to trial, each once.
 TRIALS: Mapping[str, Trial] = {
     name: trial for table in TABLES.values() for name, trial in trials(table).items()
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """A figure of training curves.
-
-    Args:
-        title: What it shows.
-        table: Name of the table that it belongs to.
-        panels: Title of each panel to the names of its trials.
-    """
-
-    title: str
-    table: str
-    panels: Mapping[str, tuple[str, ...]]
-
-
-def _figure(
-    title: str, table: str, panels: Mapping[str, str], of: str = "cifar10/resnet{}"
-) -> Figure:
-    """Return a figure. `panels` has the names of the trials of each panel, the baseline
-    last; `of` is the pattern of their full names.
-    """
-    return Figure(
-        title,
-        table,
-        {panel: tuple(map(of.format, names.split())) for panel, names in panels.items()},
-    )
-
-
-#: Panels of Fig. 3.
-_SHORTCUTS = {
-    "constant scaling": "original-constant_scaling-0.5-0.5 original",
-    "exclusive gating": "original-exclusive_gating-b-6 original",
-    "shortcut-only gating": "original-shortcut_only_gating-b0 original",
-    "1x1 convolution": "original-conv1x1 original",
-}
-#: Panels of Fig. 1 and 6.
-_ACTIVATIONS = {
-    "full pre-activation": "full_preactivation original",
-    "BN after addition": "bn_after_addition original",
-}
-
-#: Name of a picture to what it shows. The numbers of the figures are the paper's.
-FIGURES: Mapping[str, Figure] = {
-    "fast": _figure("CIFAR-10 in minutes", "fast", {"": "cifar10/fast_resnet8"}, "{}"),
-    "preact": _figure(
-        "Full pre-activation against the original, on CIFAR-10",
-        "preact",
-        {f"ResNet-{n}": f"{n}-full_preactivation {n}-original" for n in (20, 32, 44, 56)},
-    ),
-    "figure1": _figure(
-        "Fig. 1: ResNet-1001 on CIFAR-10",
-        "table3",
-        {"": "1001-full_preactivation 1001-original"},
-    ),
-    "figure3": _figure(
-        "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
-        "table1",
-        _SHORTCUTS,
-        "cifar10/resnet110-{}",
-    ),
-    "figure6": _figure(
-        "Fig. 6: activations, on CIFAR-10",
-        "table2",
-        {
-            "ResNet-110": "110-bn_after_addition 110-original",
-            "ResNet-164": "164-full_preactivation 164-original",
-        },
-    ),
-    "eighth1": _figure(
-        "Fig. 3 with ResNet-56 and an eighth of the schedule: shortcuts, on CIFAR-10",
-        "eighth1",
-        _SHORTCUTS,
-        "cifar10/resnet56-{}-eighth",
-    ),
-    "eighth2": _figure(
-        "Fig. 1 and 6 with ResNet-56 and an eighth of the schedule, on CIFAR-10",
-        "eighth2",
-        _ACTIVATIONS,
-        "cifar10/resnet56-{}-eighth",
-    ),
-    "digits": _figure(
-        "Fig. 1 and 6 in small, on digits",
-        "digits2",
-        _ACTIVATIONS,
-        "digits/resnet110-{}",
-    ),
-    "shortcuts": _figure(
-        "Ten years of shortcuts, on digits",
-        "shortcuts",
-        {
-            "2016: something on the path": "scaling exclusive gating conv1x1 identity",
-            "2020 to 2025: scaled branches": "skip_init layer_scale depth_scaling identity",
-            "2024 and 2025: the path again": "orthogonal orthogonal-map decayed identity",
-            "2024 to 2026: streams": "hyper-none hyper-sinkhorn hyper-permutations identity",
-        },
-        "digits/resnet110-preact-{}",
-    ),
-    "deep": _figure(
-        "A thousand and ten thousand layers, on digits",
-        "deep",
-        {
-            "1,001 layers": "1001-full_preactivation 1001-original",
-            "10,001 layers": "10001-full_preactivation",
-        },
-        "digits/resnet{}",
-    ),
-    "plain": _figure(
-        "Chains without shortcuts and normalisation, on digits",
-        "plain",
-        {"1,000 layers": "1000-muon 1000-sgd", "10,000 layers": "10000-muon"},
-        "digits/plain{}",
-    ),
 }

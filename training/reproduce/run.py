@@ -69,7 +69,7 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
     from ..commands.evaluate.__main__ import evaluate
     from ..run import phases, started
     from ..run.callbacks import Diverged
-    from . import rows
+    from . import rows, trials
 
     on_cpu = backends.device() == "CPU"
     one_step = on_cpu or keras.backend.backend() == "torch"
@@ -78,7 +78,7 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
         seed,
         dtype=options.precision.replace("auto", "float32" if on_cpu else "mixed_bfloat16"),
         steps_per_execution=options.steps_per_execution
-        or (1 if one_step else rows.STEPS_PER_EXECUTION),
+        or (1 if one_step else trials.STEPS_PER_EXECUTION),
         on_device=not on_cpu,
         data=options.data_dir,
         smoke=options.smoke,

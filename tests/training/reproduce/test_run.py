@@ -14,7 +14,7 @@ from training.config import Config, Data, Model, Optimizer, Schedule
 from training.data import load
 from training.directory import histories
 from training.errors import UserError
-from training.reproduce import results, rows, run
+from training.reproduce import results, rows, run, trials
 
 
 def recipe(rate: float = 0.1) -> Config:
@@ -33,9 +33,9 @@ def job(tmp_path, monkeypatch):
     """
     recipes = {"tiny": recipe, "diverging": lambda: recipe(1e30)}
     model = Model("digits_resnet8_preact", arrangement="full_preactivation")
-    monkeypatch.setattr(rows, "RECIPES", recipes)
+    monkeypatch.setattr(trials, "RECIPES", recipes)
     for name in recipes:
-        trial = rows.Trial(f"digits/{name}", name, model, measurements=3)
+        trial = trials.Trial(f"digits/{name}", name, model, measurements=3)
         monkeypatch.setitem(rows.TRIALS, trial.name, trial)
 
     def train(name: str, seed: int, **options):
