@@ -53,17 +53,11 @@ def depth(
         UserError: for options that do not fit, or a file with other settings; nothing is
             measured then. At the end, if a network could not be measured.
     """
-    for count in layers:
-        if count < 11 or (count - 2) % 9:
-            below = max(11, count - (count - 2) % 9)
-            raise UserError(
-                f"--layers must be 9n+2; the nearest are {below} and {below + 9}. Received: {count}"
-            )
+    layers = in_order(layers, 9)
     if batch < 2:
         raise UserError(
             f"--batch must be at least 2: the network uses its statistics. Received: {batch}"
         )
-    layers = tuple(sorted(set(layers)))
     if smoke:
         layers, networks = layers[:2], networks[:2]
     folder = output / "depth"
@@ -83,6 +77,22 @@ def depth(
             print(f"{file.stem}: {', '.join(figures)}", flush=True)
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} could not be measured: {', '.join(failed)}")
+
+
+def in_order(layers: Sequence[int], step: int) -> tuple[int, ...]:
+    """Return numbers of layers from small to large, each once.
+
+    Raises:
+        UserError: unless each is a multiple of `step`, plus 2.
+    """
+    for count in layers:
+        if count < step + 2 or (count - 2) % step:
+            below = max(step + 2, count - (count - 2) % step)
+            raise UserError(
+                f"--layers must be {step}n+2; the nearest are {below} and {below + step}. "
+                f"Received: {count}"
+            )
+    return tuple(sorted(set(layers)))
 
 
 def _missing(

@@ -18,6 +18,7 @@ from ..config import Config, Model, differences, from_json
 from ..directory import runs
 from ..errors import UserError, check_positive, command, reading
 from ..ranks import spread
+from .depth import in_order
 from .results import RESULTS, WORK
 
 FORMAT = 1
@@ -90,13 +91,7 @@ def rates(
     check_positive(seeds=seeds, parallel=parallel)
     for rate in rates:
         check_positive(rates=rate)
-    for count in layers:
-        if count < 8 or (count - 2) % 6:
-            below = max(8, count - (count - 2) % 6)
-            raise UserError(
-                f"--layers must be 6n+2; the nearest are {below} and {below + 6}. Received: {count}"
-            )
-    layers = tuple(sorted(set(layers)))
+    layers = in_order(layers, 6)
     if smoke:
         layers, networks, rates = layers[:2], networks[:1], rates[:2]
         work = work / "smoke"
