@@ -371,7 +371,7 @@ class Muon(_Optimizer, keras.optimizers.Muon):
             trained by AdamW. By default the first and the last layers of the networks
             of this package, whether a model has them or not.
         exclude_from_decay: Words; a weight with one of them in its path is not decayed.
-        rate_factors: As in `CoupledSGD`, for both kinds of weights. The decay of a weight
+        rate_factors: Those of `CoupledSGD`, for both kinds of weights. The decay of a weight
             is multiplied by its rate, so it has the same factor.
         **kwargs: Arguments of `keras.optimizers.Muon`.
 
