@@ -168,8 +168,7 @@ def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
 
     A baseline, a trial that all panels share, is not enough to draw a panel.
     """
-    panels = list(figure.panels.values())
-    shared = set.intersection(*map(set, panels)) if len(panels) > 1 else set()
+    shared = _shared(figure)
     available = {
         title: [name for name in names if groups.get(name)]
         for title, names in figure.panels.items()
@@ -177,13 +176,31 @@ def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
     return {title: names for title, names in available.items() if set(names) - shared}
 
 
-def curves(figure: Figure, groups: Groups, path: Path) -> None:
+def _shared(figure: Figure) -> set[str]:
+    """Return the trials that all panels share; none if there is one panel."""
+    panels = list(figure.panels.values())
+    return set.intersection(*map(set, panels)) if len(panels) > 1 else set()
+
+
+def colours(figure: Figure, panels: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the colour of each trial: the shared ones have the first colours in all
+    panels, the others have the next ones of their panel.
+    """
+    shared = sorted(_shared(figure))
+    orders = [
+        [*shared, *(name for name in names if name not in shared)] for names in panels.values()
+    ]
+    return {name: style.colour(i) for order in orders for i, name in enumerate(order)}
+
+
+def curves(figure: Figure, labels: Mapping[str, str], groups: Groups, path: Path) -> None:
     """Draw training curves: test error solid, training loss dashed, medians with the
     range of the runs. A test error that is measured once is a point. If runs of a trial
     were on different devices, or of different lengths, the largest group is drawn.
 
     Args:
         figure: A figure with at least one measured panel.
+        labels: Name of a trial to its name in the legends.
         groups: Name of a trial to its runs.
         path: Path of the PNG file.
 
@@ -193,25 +210,33 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
     panels = measured(figure, groups)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    picture = style.new_figure(7.2 if columns == 1 else 11.0, 1.0 + 3.7 * rows)
+    longest = max(map(len, panels.values()))
+    height = 3.7 + 0.25 * longest  # of a panel with its legend
+    picture = style.new_figure(7.2 if columns == 1 else 11.0, 1.0 + height * rows)
     style.heading(picture, f"{figure.title} (median and range of the runs)")
     grid = list(picture.subplots(rows, columns, squeeze=False).flat)
-    names = dict.fromkeys(name for trials in panels.values() for name in trials)
-    colours = {name: style.colour(i) for i, name in enumerate(names)}
-    drawn = {name: largest(groups[name]) for name in names}
+    shown = colours(figure, panels)
+    drawn = {name: largest(groups[name]) for names in panels.values() for name in names}
     top = _top(list(drawn.values()))
     for axes, (title, trials) in zip(grid, panels.items(), strict=False):
-        _panel(axes, title, {colours[name]: drawn[name] for name in trials})
+        _panel(axes, title, {shown[name]: drawn[name] for name in trials})
         axes.set_ylim(0, top)
+        axes.legend(
+            [style.sample({"color": shown[name], "linewidth": 2.5}) for name in trials],
+            [labels[name] for name in trials],
+            loc="upper left",
+            bbox_to_anchor=(0, -0.16),
+            frameon=False,
+            fontsize=style.TICK,
+            labelcolor=style.INK,
+        )
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    looks: dict[str, Mapping[str, Any]] = {
-        name.partition("/")[2]: {"color": colour, "linewidth": 2.5}
-        for name, colour in colours.items()
-    }
-    looks["Test error"] = {"color": style.GREY, **TEST}
-    looks["Training loss"] = {"color": style.GREY, **TRAINING}
-    style.legend(picture, {label: style.sample(look) for label, look in looks.items()})
+    looks = {"Test error": TEST, "Training loss": TRAINING}
+    style.legend(
+        picture,
+        {label: style.sample({"color": style.GREY, **look}) for label, look in looks.items()},
+    )
     picture.savefig(path, format="png", dpi=110)
 
 

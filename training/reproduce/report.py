@@ -68,7 +68,7 @@ def report(output: Path = RESULTS) -> None:
     with missing_packages():
         text = "\n\n".join(_parts(groups, others))
         drawings: dict[str, tuple[Callable, tuple]] = {
-            name: (pictures.curves, (figure, groups))
+            name: (pictures.curves, (figure, _labels(figure.table), groups))
             for name, figure in FIGURES.items()
             if pictures.measured(figure, groups)
         }
@@ -83,6 +83,12 @@ def report(output: Path = RESULTS) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
     written.append(output / "README.md")
     print(f"{len(records)} runs of {len(groups)} trials. Written: {', '.join(map(str, written))}")
+
+
+def _labels(table: str) -> dict[str, str]:
+    """Return the name of a trial to its label, from this table where it has the trial."""
+    tables = [*TABLES.values(), TABLES[table]]
+    return {row.trial.name: row.label for each in tables for row in each.rows}
 
 
 def _parts(groups: Groups, others: Mapping[str, Sequence[dict]]) -> list[str]:

@@ -13,7 +13,7 @@ from tests.training.reproduce.records import record, write
 from training.errors import UserError
 from training.reproduce import pictures, results
 from training.reproduce.report import report
-from training.reproduce.rows import TABLES
+from training.reproduce.rows import TABLES, TRIALS
 
 FULL, ORIGINAL = "cifar10/resnet110-full_preactivation", "cifar10/resnet110-original"
 DROPOUT = "ResNet-110, dropout (dropout 0.5, 1)"
@@ -197,3 +197,13 @@ def test_bands_of_runs_that_were_measured_at_different_iterations():
     assert iterations.tolist() == [10, 15, 20, 30, 40]
     low, high = [50, 36, 31.2, 10, 6], [50, 45, 40, 21.6, 12]
     np.testing.assert_allclose(band, [low, np.add(low, high) / 2, high])
+
+
+@pytest.mark.parametrize("name", pictures.FIGURES)
+def test_lines_of_a_panel_have_their_own_colours(name):
+    figure = pictures.FIGURES[name]
+    panels = pictures.measured(figure, dict.fromkeys(TRIALS, (None,)))
+    assert panels == {title: list(names) for title, names in figure.panels.items()}
+    colours = pictures.colours(figure, panels)
+    for names in panels.values():
+        assert len({colours[each] for each in names}) == len(names)
