@@ -321,7 +321,8 @@ def _ten_years(where: str, trial: str, recipe: str, about: str, model: Model, **
         "The composite gain is that of the product of all shortcuts from x_l to the end of its "
         "stage, at the l where it differs most from 1: above 1, the shortcuts can enlarge a signal "
         "(forward) or a gradient (backward). The cosine is the angle between what the shortcut and "
-        "what the branch add, the median over the units. Both are measured after the training.",
+        "what the branch add, the median over the units. Both are measured after the training, in "
+        "inference, where dropout changes nothing.",
         short=True,
         baseline="the identity",
     )
