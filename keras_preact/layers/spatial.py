@@ -70,10 +70,18 @@ class PaddedConv2D(keras.layers.Conv2D):
         if self._is_one_product(training):
             inputs = sampled(inputs, self.strides[0], "channels_last")
             return products.multiply(inputs, ops.reshape(kernel, kernel.shape[2:]))
+        strides = self.strides[0]
+        if self.kernel_size == (1, 1) and kernel.shape[2] < 16:
+            # With strides over few channels (seen with fewer than 8), the gradient of oneDNN, in
+            # TensorFlow 2.21 and torch 2.13, writes beyond its arrays on a CPU with AVX2. It is
+            # jit_avx2_1x1_convolution_bwd_weights_t, and some processes crash.
+            inputs, strides = sampled(inputs, strides, self.data_format), 1
         if keras.backend.backend() == "torch":
-            return self._on_torch(inputs, kernel)
+            return self._on_torch(inputs, kernel, strides)
         if self.strides != (1, 1) or not self.as_products:
-            return super().convolution_op(inputs, kernel)
+            return ops.conv(
+                inputs, kernel, strides, self.padding, self.data_format, self.dilation_rate
+            )
         # JAX 0.10, two cores, gradient of 17 units of each stage of ResNet-164 in a scan, batch 16:
         # 484, 222, 139 ms with products, 2266, 2257, 1755 ms with convolutions; outside a loop
         # convolutions take 592, 276, 183 ms. With remat, the gradient keeps the input instead of
@@ -105,17 +113,12 @@ class PaddedConv2D(keras.layers.Conv2D):
             and (backend == "jax" or (backend == "tensorflow" and bool(training)))
         )
 
-    def _on_torch(self, inputs, kernel):
+    def _on_torch(self, inputs, kernel, strides: int):
         """Convolve and add the bias with torch's own function. Keras 3.15 copies every map twice,
         into torch's default layout and back, and a third time to pad it.
         """
         import torch
 
-        strides = self.strides[0]
-        if self.kernel_size == (1, 1) and kernel.shape[2] < 16:
-            # With strides over few channels (seen with fewer than 8), the gradient of torch 2.13
-            # writes beyond its arrays on a CPU with AVX2.
-            inputs, strides = sampled(inputs, strides, self.data_format), 1
         convolve = functools.partial(
             torch.nn.functional.conv2d,
             weight=ops.convert_to_tensor(kernel, inputs.dtype).permute(3, 2, 0, 1),
