@@ -107,9 +107,9 @@ def coordinate_check(
     start, change = np.full(len(sizes), np.nan), np.full((len(sizes), len(steps)), np.nan)
     for i, size in enumerate(sizes):
         model = builder(size)
+        observed = Observed(model, x, labels, loss, training)
         if not i:
             _inputs.watch(model, x)
-        observed = Observed(model, x, labels, loss, training)
         with autodiff.same_random_numbers(model):
             before = _last(observed)
             start[i] = _rms(before)

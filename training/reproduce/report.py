@@ -175,7 +175,7 @@ def table_text(table: Table, groups: Groups) -> str:
         columns["test error, 6 views"] = [_six_views(records) for records in measured]
     if any(record.signals for records in measured for record in records):
         columns["composite gain, forward / backward"] = [_gains(records) for records in measured]
-        columns["cosine"] = [_signal(records, "cosine", ".2f") for records in measured]
+        columns["cosine"] = [_signal(records, "cosine", "z.2f") for records in measured]
     columns["n"] = [str(len(records)) for records in measured]
     columns["time per run"] = [_times(records) for records in measured]
     compared = [against(table, line, groups) for line in lines]
