@@ -31,6 +31,7 @@ from keras_preact.models.registry import TRAINED
 from training.cli.console import COMMANDS
 from training.recipes import RECIPES
 from training.reproduce import report, results
+from training.reproduce.claims import check
 from training.reproduce.rows import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +200,21 @@ def measured_row(trial: str) -> str:
     return report.table_text(dataclasses.replace(ten_years, rows=(row,)), _runs())
 
 
+def claims(topic: str) -> str:
+    """The claims of a topic with their verdicts; those that surprise, with `surprising`."""
+    chosen = [
+        claim
+        for claim in check.all_claims().values()
+        if (claim.surprising if topic == "surprising" else claim.topic == topic)
+    ]
+    return check.table(chosen, check.read(ROOT / "results"))
+
+
+def claim_counts() -> str:
+    """How many claims have which verdict."""
+    return check.counts(check.read(ROOT / "results"))
+
+
 #: The end of the first sentence of a docstring.
 SENTENCE = re.compile(r"(?<!\bEq)(?<!\bFig)(?<!\bSec)(?<!\bal)(?<!\.)\.(?=\s|$)")
 
@@ -225,7 +241,7 @@ def names(*modules: str) -> str:
 #: Name in a comment to the function.
 MACROS = {f.__name__: f for f in (published, arrangements, arrangement, shortcut, models)}
 MACROS |= {f.__name__: f for f in (commands, recipes, weights, checks, measured, names)}
-MACROS |= {f.__name__: f for f in (measured_row, measured_table)}
+MACROS |= {f.__name__: f for f in (measured_row, measured_table, claims, claim_counts)}
 MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
 
 #: A call, what stands between the comments, and the end.
@@ -272,7 +288,7 @@ def relinked(text: str, path: str, page: str) -> str:
 
 #: Weights of pages in the search (1 for others), and pages with tables that need the whole width.
 BOOSTS = {"howto/": 2, "install.md": 2, "reference/": 0.5, "changelog.md": 0.5}
-WIDE = ("models.md", "benchmarks.md", "results.md")
+WIDE = ("models.md", "benchmarks.md", "results.md", "claims.md")
 
 
 def on_files(files, config):

@@ -12,6 +12,7 @@ from .. import children, cli
 from ..errors import UserError, check_positive, nearest
 from ..functions import is_own
 from . import results
+from .claims.check import claims
 from .depth import depth
 from .rates import rates
 from .results import RESULTS
@@ -59,6 +60,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
     "plain": ("1,000 and 10,000 layers without shortcuts, on digits.", ("plain",)),
     "depth": ("Signals and gradients before training, 20 to 10,001 layers.", depth),
     "rates": ("The best learning rate at 20 to 506 layers, on digits.", rates),
+    "claims": ("What texts about the paper claim: a verdict and a number for each.", claims),
     "report": ("Write results/README.md: published numbers beside measured ones.", report),
 }
 

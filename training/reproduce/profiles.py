@@ -20,6 +20,9 @@ from ..config import Data
 if TYPE_CHECKING:
     from keras_preact.analysis import Propagation
 
+    from ..data.image_data import ImageData
+    from ..data.readers import Arrays
+
 FORMAT = 2
 
 
@@ -97,15 +100,9 @@ def measure(settings: Mapping[str, Any]) -> dict:
 
     import keras_preact as kp
 
-    from .. import data
-
     start = time.perf_counter()
     keras.utils.set_random_seed(settings["seed"])
-    images = data.load(Data(settings["data"]))
-    preprocessing, held = images.preprocessing, images.in_memory
-    assert held is not None
-    pixels, labels = (array[: settings["batch"]] for array in (held.images, held.labels))
-    x = ((pixels - np.array(preprocessing.mean)) / np.array(preprocessing.std)).astype("float32")
+    x, labels, images = first_images(settings["data"], settings["batch"])
     loaded = time.perf_counter()
     model = getattr(kp.models, settings["builder"])(**settings["arguments"])
     built = time.perf_counter()
@@ -125,6 +122,27 @@ def measure(settings: Mapping[str, Any]) -> dict:
             "peak_resident_bytes": backends.peak_resident(),
         },
     }
+
+
+def first_images(name: str, batch: int) -> "tuple[np.ndarray, np.ndarray, ImageData]":
+    """Return the first training images of a data set in memory, as the network reads them,
+    their labels, and the data set.
+    """
+    from .. import data
+
+    images = data.load(Data(name))
+    assert images.in_memory is not None
+    x, labels = standardised(images, images.in_memory)
+    return x[:batch], labels[:batch], images
+
+
+def standardised(data: "ImageData", split: "Arrays") -> tuple[np.ndarray, np.ndarray]:
+    """Return the images of a split of a data set as the network reads them, and their
+    labels.
+    """
+    preprocessing = data.preprocessing
+    x = (split.images - np.array(preprocessing.mean)) / np.array(preprocessing.std)
+    return x.astype("float32"), split.labels
 
 
 def profile(signals: "Propagation") -> dict[str, Any]:

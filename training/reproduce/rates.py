@@ -201,6 +201,14 @@ def _points(record: Mapping[str, Any]) -> list[Point]:
     return [Point(**{name: run[name] for name in names}) for run in record["runs"]]
 
 
+def best_rate(record: Mapping[str, Any]) -> float | None:
+    """Return the rate with the smallest median loss of a network at a depth; None if all
+    runs diverged.
+    """
+    [losses] = swept.medians(_points(record)).values()
+    return swept.best(losses)
+
+
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return a Markdown table: best rate by network and depth, and what it costs to keep
     the rate of the shallowest network.
@@ -210,8 +218,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     first: dict[str, float | None] = {}
     for record in records:
         points, network = _points(record), record["network"]
-        [losses] = swept.medians(points).values()
-        best = swept.best(losses)
+        best = best_rate(record)
         kept = first.setdefault(network, best)
         at_best = [point for point in points if point.rate == best]
         cells = [

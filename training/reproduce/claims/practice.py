@@ -1,0 +1,123 @@
+"""Claims about healthy training and about the speed of parts."""
+
+import functools
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..profiles import first_images, standardised
+from .finding import Finding, decided
+from .signals import network
+
+if TYPE_CHECKING:
+    from keras_preact.health import HealthRecord
+
+#: Share of the figures of a healthy run that a healthy range has to contain.
+MOST = 0.75
+
+
+class Run(NamedTuple):
+    """A run that ends well: test accuracy and records."""
+
+    accuracy: float
+    records: list["HealthRecord"]
+    names: list[str]
+
+
+@functools.cache
+def run(iterations: int = 700) -> Run:
+    """Train ResNet-20 with a quarter of the channels on 1,437 digits with the recipe of the
+    small tables.
+    """
+    import keras
+
+    import keras_preact as kp
+
+    from ...data.readers import Arrays
+
+    images, labels, data = first_images("digits", 10_000)
+    assert isinstance(data.test, Arrays)
+    test, truth = standardised(data, data.test)
+    model = network(20)
+    drops = (iterations // 2, 3 * iterations // 4)
+    rate = kp.schedules.step_schedule(0.1, drops, warmup_steps=iterations // 20)
+    model.compile(
+        kp.optimizers.CoupledSGD(rate),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    health = kp.TrainingHealth(interval=25, sample=images[:64], report=lambda message: None)
+    epochs = round(iterations * 32 / len(images))
+    model.fit(images, labels, batch_size=32, epochs=epochs, verbose=0, callbacks=[health])
+    accuracy = model.evaluate(test, truth, verbose=0, return_dict=True)["accuracy"]
+    return Run(accuracy, health.history, health.weights)
+
+
+def _figures(figure: str) -> np.ndarray:
+    """Return a figure of every record of the run: of the network, of each kernel, or of
+    each weight layer's input.
+    """
+    found = run()
+    kernels = [i for i, name in enumerate(found.names) if name.endswith("kernel")]
+    values = []
+    for record in found.records:
+        value = np.atleast_1d(getattr(record, figure))
+        values.append(value[kernels] if len(value) == len(found.names) else value)
+    return np.concatenate(values)
+
+
+def healthy(figure: str, low: float, high: float) -> Finding:
+    """A figure of healthy training is in this range. It holds if three of four of its
+    values are, in a run that ends well.
+    """
+    values = _figures(figure)
+    inside = float(np.mean((values >= low) & (values <= high)))
+    least, middle, most = np.percentile(values, [5, 50, 95]).tolist()
+    return decided(
+        inside >= MOST,
+        f"ResNet-20 on digits, {100 * run().accuracy:.1f} % of the test images right: "
+        f"{100 * inside:.0f} % of the values are inside; the median is {middle:.2g}, and nine of ten "
+        f"are between {least:.2g} and {most:.2g}.",
+        inside=inside,
+        median=middle,
+    )
+
+
+def rms_is_faster(least: float = 1.10, most: float = 1.15, rounds: int = 9) -> Finding:
+    """RMSNorm is 10 to 15 % faster than layer normalisation. It holds if a training step of
+    a transformer is, the median of nine pairs of rounds.
+    """
+    import keras
+
+    import keras_preact as kp
+
+    images = np.random.default_rng(0).normal(size=(64, 32, 32, 3)).astype("float32")
+    labels = np.arange(64) % 10
+    models: dict[str, Any] = {}
+    for kind in ("layer", "rms"):
+        keras.utils.set_random_seed(0)
+        model = kp.models.transformer(6, width=128, normalization=kind)
+        model.compile(
+            kp.optimizers.CoupledSGD(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        model.train_on_batch(images, labels)
+        models[kind] = model
+    ratios = []
+    for _ in range(rounds):
+        seconds = {}
+        for kind, model in models.items():
+            start = time.perf_counter()
+            for _ in range(5):
+                model.train_on_batch(images, labels)
+            seconds[kind] = time.perf_counter() - start
+        ratios.append(seconds["layer"] / seconds["rms"])
+    ratio = statistics.median(ratios)
+    return decided(
+        least <= ratio <= most,
+        f"A step of a transformer (6 layers, 64 tokens, 128 features, batch 64): {ratio:.2f} times "
+        f"as fast; {min(ratios):.2f} to {max(ratios):.2f} in {rounds} rounds.",
+        ratio=ratio,
+    )

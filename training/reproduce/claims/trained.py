@@ -1,0 +1,130 @@
+"""Claims about trained networks: the committed results decide."""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...ranks import difference, median, spread
+from .. import rates, results
+from ..results import Record
+from ..rows import TABLES
+from .finding import Finding, decided
+
+#: A network has learned if its test error is below this, in percent: the paper's "fail".
+FAIL = 20.0
+#: So many runs that do not learn show that a network does not learn.
+ENOUGH = 3
+
+
+@functools.cache
+def _groups(folder: Path) -> Mapping[str, list[Record]]:
+    return results.groups(results.read(folder))
+
+
+def _errors(folder: Path, trial: str) -> list[float | None]:
+    """Return the test errors of the largest group of runs of a trial on one device."""
+    return [record.error for record in results.largest(_groups(folder).get(trial, []))]
+
+
+def _labels(trials: Sequence[str]) -> list[str]:
+    """Return the labels of trials in the first table that has all of them."""
+    for table in TABLES.values():
+        labels = {row.trial.name: row.label for row in table.rows}
+        if labels.keys() >= set(trials):
+            return [labels[trial] for trial in trials]
+    return list(trials)
+
+
+def _about(folder: Path, trials: Sequence[str]) -> str:
+    """Return test errors in percent, with the range and the number of runs."""
+    where = "CIFAR-10" if trials[0].startswith("cifar10") else "digits"
+    rows = []
+    for trial, label in zip(trials, _labels(trials), strict=True):
+        errors = _errors(folder, trial)
+        shown = f"{spread(errors, '.2f')}, n = {len(errors)}" if errors else "not measured"
+        rows.append(f"{label}: {shown}")
+    return f"Test errors in percent on {where}. {'; '.join(rows)}."
+
+
+def higher(folder: Path, row: str, than: str) -> Finding:
+    """A row has higher test errors than another one. The rank test decides; it stays open
+    if the test does not tell them apart.
+    """
+    sign = difference(_errors(folder, row), _errors(folder, than))
+    text = _about(folder, [row, than])
+    return decided(sign > 0, text) if sign else Finding("open", text)
+
+
+def similar(folder: Path, row: str, other: str, within: float) -> Finding:
+    """Two rows have similar test errors. It is false if the rank test tells them apart,
+    and true if their medians of at least three runs are `within` percentage points.
+    """
+    errors = _errors(folder, row), _errors(folder, other)
+    text = _about(folder, [row, other])
+    if difference(*errors):
+        return decided(False, text)
+    if min(map(len, errors)) < ENOUGH or abs(median(errors[0]) - median(errors[1])) > within:
+        return Finding("open", text)
+    return decided(True, text)
+
+
+def any_harms(folder: Path, rows: Sequence[str], than: str) -> Finding:
+    """Each of these rows is worse than another one. By the rank test, it is true if all have
+    higher errors, and false if one has lower errors.
+    """
+    base = _errors(folder, than)
+    signs = {row: difference(_errors(folder, row), base) for row in rows}
+    least = min(signs.values())
+    text = _about(folder, [than, *[row for row in rows if signs[row] == least]])
+    return decided(least > 0, text) if least else Finding("open", text)
+
+
+def learns(folder: Path, trial: str) -> Finding:
+    """A network can be trained. It holds if the test error of a run is below 20 %, the
+    paper's "fail", and is false if no run of at least `ENOUGH` gets there.
+    """
+    return _trained(folder, trial, claimed=True)
+
+
+def fails(folder: Path, trial: str) -> Finding:
+    """A network cannot be trained: the opposite of `learns`."""
+    return _trained(folder, trial, claimed=False)
+
+
+def _trained(folder: Path, trial: str, claimed: bool) -> Finding:
+    errors, text = _errors(folder, trial), _about(folder, [trial])
+    learned = any(error is not None and error < FAIL for error in errors)
+    is_known = learned or len(errors) >= ENOUGH
+    return decided(learned is claimed, text) if is_known else Finding("open", text)
+
+
+def gain_grows(folder: Path, pairs: Sequence[Sequence[str]]) -> Finding:
+    """Deeper networks gain more. It holds if the differences of the median test errors
+    increase from pair to pair; each is the original and the improved network.
+    """
+    errors = [[_errors(folder, trial) for trial in pair] for pair in pairs]
+    gains = [median(before) - median(after) for before, after in errors]
+    listed = "; ".join(
+        f"{_labels([pair[1]])[0]}: {gain:.2f}" for pair, gain in zip(pairs, gains, strict=True)
+    )
+    text = f"Gains in percentage points on digits. {listed}."
+    if min(len(each) for pair in errors for each in pair) < ENOUGH:
+        return Finding("open", f"{text} A row has fewer than {ENOUGH} runs.")
+    return decided(gains == sorted(gains), text, gains=gains)
+
+
+def rate(folder: Path, low: float, high: float, least: int = 0, most: float = math.inf) -> Finding:
+    """The best learning rate of networks of `least` to `most` layers is in this range. It
+    holds if it is so at each measured depth, up to the step of the measured rates, 2.
+    """
+    best = {
+        record["layers"]: rates.best_rate(record)
+        for record in rates.read(folder)
+        if record["network"] == "preact" and least <= record["layers"] < most
+    }
+    if not best:
+        return Finding("unmeasured", "No network of this depth was measured.")
+    listed = ", ".join(f"{rate or math.nan:g} at {layers} layers" for layers, rate in best.items())
+    holds = all(rate and low / 2 <= rate <= high * 2 for rate in best.values())
+    return decided(holds, f"Best of 8 rates, digits: {listed}.", best=best)
