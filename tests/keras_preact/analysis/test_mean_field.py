@@ -165,3 +165,122 @@ def test_wide_networks(settings, tolerance):
     lengths, norms = np.mean(np.array(found), axis=0)
     np.testing.assert_allclose(lengths, field.lengths(1.0, DEPTH), rtol=tolerance)
     np.testing.assert_allclose(norms, field.gradients(1.0, DEPTH), rtol=tolerance)
+
+
+@pytest.mark.parametrize("c", [-1, -0.7, 0.0, 0.3, 0.999, 1 - 1e-12, 1])
+def test_correlation_map_in_closed_form(c):
+    """ReLU: the arc-cosine kernels of orders 1 and 0 (Cho and Saul, arXiv 1112.3712), with
+    their kinks at every c; linear: u v itself. Two weights are two units.
+    """
+    angle = math.acos(c)
+    order_1 = (math.sin(angle) + (math.pi - angle) * c) / math.pi  # 2 E[phi(u) phi(v)] / q
+    biased = MeanField("relu", 1.5, 0.2)
+    for q in (1e-4, 0.8, 3e3):
+        want = (0.75 * q * order_1 + 0.2) / (0.75 * q + 0.2)
+        np.testing.assert_allclose(biased.correlation_map(c, q), want, rtol=1e-12)
+        linear = MeanField("linear", 0.5, 0.2, shortcut="identity", branch_factor=0.3)
+        want = (c * q + 0.3 * (0.5 * c * q + 0.2)) / (q + 0.3 * (0.5 * q + 0.2))
+        np.testing.assert_allclose(linear.correlation_map(c, q), want, rtol=1e-12, atol=1e-12)
+    he = MeanField("relu", 2.0, shortcut="identity")
+    np.testing.assert_allclose(he.correlation_map(c, 7.0), (c + order_1) / 2, atol=1e-12)
+    slope = mean_field._mean_product(mean_field.ACTIVATIONS["relu"][1], 5.0, c)
+    np.testing.assert_allclose(slope, (math.pi - angle) / (2 * math.pi), atol=1e-12)
+    two = MeanField("relu", 1.5, 0.2, weights=2)
+    np.testing.assert_allclose(two.correlation_map(c, 0.8), biased.correlations(c, 2)[-1])
+
+
+@pytest.mark.parametrize("name", mean_field.ACTIVATIONS)
+def test_means_of_products(name):
+    """A midpoint sum over 8 standard deviations, for u and v by another rotation than the
+    code's. It is exact but for kinks.
+    """
+    z = (np.arange(-160, 160) + 0.5) / 20
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) / 20
+    atol = 0.02 if name == "relu" else 1e-9
+    for c in (-0.4, 0.9):
+        along, across = math.sqrt(3 * (1 + c)) * z[:, None], math.sqrt(3 * (1 - c)) * z
+        for function in mean_field.ACTIVATIONS[name]:
+            want = density @ (function(along + across) * function(along - across)) @ density
+            found = mean_field._mean_product(function, 6.0, c)
+            np.testing.assert_allclose(found, want, atol=atol, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "c_star"),
+    [
+        (MeanField("tanh", 1.2, 0.3), 1.0),
+        (MeanField("linear", 0.7, 0.1), 1.0),
+        (MeanField("relu", 1.5, 0.2), 1.0),
+        (MeanField("relu", 2.0), 1.0),
+        (MeanField("tanh", 2.5), 0.0),  # odd, without biases
+        (MeanField("tanh", 2.5, 0.1), None),
+        (MeanField("tanh", 1.761, 0.05), None),  # nearly critical
+        (MeanField("tanh", 6.0, 0.2, weights=2, branch_factor=0.5), None),
+    ],
+    ids=harness.label,
+)
+def test_the_fixed_point_of_the_correlation_map(field, c_star):
+    """Correlations converge to it: the slope of the map there is at most 1."""
+    found = field.c_star
+    if c_star is None:
+        assert field.phase == "chaotic"
+        assert 0 < found < 1
+    else:
+        assert found == c_star
+    np.testing.assert_allclose(field.correlation_map(found), found, atol=1e-12)
+    slope = (field.correlation_map(found) - field.correlation_map(found - 1e-7)) / 1e-7
+    np.testing.assert_allclose(field.chi_star, slope, rtol=1e-3)
+    assert field.chi_star < 1 + 1e-12
+    if found == 1:
+        np.testing.assert_allclose(field.chi_star, field.chi(field.q_star), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("field", "q"),
+    [
+        (MeanField("tanh", 1.2, 0.3), 0.3),  # ordered
+        (MeanField("tanh", 2.5, 0.1), None),  # chaotic
+        (MeanField("relu", 2.0), 0.7),
+        (MeanField("silu", 2.5, 0.2, weights=2), 2.0),
+        (MeanField("relu", 1.5, 0.2, shortcut="identity", branch_factor=0.5), 0.7),
+    ],
+    ids=harness.label,
+)
+def test_correlations_in_wide_networks(field, q):
+    """32 pairs of inputs through networks of 1500 features. A correlation scatters by
+    `(1 - c^2) / sqrt(1500)` a layer, 0.02; the mean of the pairs and networks by less.
+    """
+    width, pairs, depth, c = 1500, 32, 5, 0.4
+    found, phi = [], mean_field.ACTIVATIONS[field.activation][0]
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        basis = np.linalg.qr(rng.normal(size=(width, 2 * pairs)))[0].T
+        first, second = np.split(basis * math.sqrt(width * (q or field.q_star)), 2)
+        x = np.stack([first, c * first + math.sqrt(1 - c**2) * second]).astype("float32")
+        for _ in range(depth + 1):
+            products = np.mean(x[0] * x[1], axis=-1)
+            lengths = np.mean(x**2, axis=-1)
+            found.append(np.mean(products / np.sqrt(lengths[0] * lengths[1])))
+            y = x
+            for _ in range(field.weights):
+                kernel = rng.standard_normal((width, width), "float32")
+                bias = rng.standard_normal(width, "float32")
+                y = phi(y) @ kernel * (field.weight_variance / width) ** 0.5
+                y = y + bias * field.bias_variance**0.5
+            x = (field.shortcut == "identity") * x + field.branch_factor**0.5 * y
+    means = np.mean(np.reshape(found, (SEEDS, depth + 1)), axis=0)
+    np.testing.assert_allclose(means, field.correlations(c, depth, q), rtol=0.02)
+
+
+def test_what_has_no_correlations():
+    he = MeanField("relu", 2.0, shortcut="identity")
+    assert "The lengths of this network converge to inf" in harness.error_of(
+        lambda: he.correlation_map(0.5)
+    )
+    assert "plain networks" in harness.error_of(lambda: he.c_star)
+    assert "Received: the length 0.0" in harness.error_of(lambda: MeanField("tanh", 0.5).c_star)
+    assert "the length inf" in harness.error_of(lambda: MeanField("relu", 2.5, 0.1).chi_star)
+    batch = MeanField("relu", 2.0, shortcut="identity", normalization="batch")
+    assert "without normalisation" in harness.error_of(lambda: batch.correlations(0.5, 3, 1.0))
+    for c in (-1.1, 2, float("nan"), "1"):
+        assert "from -1 to 1" in harness.error_of(lambda c=c: he.correlation_map(c, 1.0))
