@@ -27,3 +27,4 @@ from keras_preact.analysis.identities import (
 from keras_preact.analysis.jacobians import Spectrum, between, jacobian, spectrum
 from keras_preact.analysis.mean_field import MeanField, critical_weight_variance
 from keras_preact.analysis.propagation import Propagation, propagation
+from keras_preact.analysis.weight_spectra import WeightSpectra, weight_spectra

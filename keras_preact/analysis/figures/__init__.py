@@ -30,3 +30,4 @@ from keras_preact.analysis.figures.propagation import (
 )
 from keras_preact.analysis.figures.spectra import singular_values
 from keras_preact.analysis.figures.training import training_curves, training_health
+from keras_preact.analysis.figures.weight_spectra import spectral_norms

@@ -72,6 +72,13 @@ COORDINATES = kp.analysis.CoordinateCheck(
     (20, 80), (1, 8), np.ones(2), np.array([[2.0, 3.0], [4.0, 5.0]])
 )
 SPECTRUM = Spectrum(np.array([8.0, 4.0, 0.5, 1e-9, 0.0]), (5, 5), exact=True)
+SPECTRA = kp.analysis.WeightSpectra(
+    ("a/kernel", "b/kernel", "c/kernel"),
+    ("a", "b", "c"),
+    ((9, 4), (4, 4), (4, 1)),
+    *np.array([[4.0, 2, 0], [1.0, 0, 0], [6.0, 2, 0]]),
+    left_out=(),
+)
 VARIANCES = (0.5, 1.0, 2.0)
 RUNS = {
     "a": {"loss": [2.0, 1.0, 0.1], "accuracy": [0] * 3, "val_accuracy": [0.25, nan, 0.75]},
@@ -135,6 +142,10 @@ LINES = {
     "singular values": (
         lambda: figures.singular_values({"unit": SPECTRUM}),
         [{"unit": SPECTRUM.values}, {}],
+    ),
+    "spectral norms": (
+        lambda: figures.spectral_norms({"a": SPECTRA}),
+        [{"a": [4, 2, 0]}, {"a": [2.25, 1, 0]}],
     ),
     "training": (
         lambda: figures.training_curves(RUNS, "held-out"),
