@@ -16,7 +16,7 @@ from keras_preact.atomic import sync
 
 from ..disk import short_hash
 from ..errors import UserError, is_lasting
-from .variables import GROUPS, Tensors, array_of, read, write
+from .variables import GROUPS, Tensors, not_finite, read, write
 
 _NAME = re.compile(r"state-(\d{9,})-([0-9a-f]{16})\.npz")
 #: Entry of a file with `progress` and the description of the tensors, as JSON.
@@ -161,7 +161,7 @@ class Checkpoints:
             UserError: if the file cannot be written, such as on a full disk. Older
                 files stay.
         """
-        if not all(np.isfinite(array_of(variable)).all() for variable in model.trainable_variables):
+        if not_finite(model) is not None:
             return None
         tensors: dict[str, np.ndarray] = {}
         groups: dict[str, list[dict]] = {}

@@ -11,17 +11,17 @@ import keras
 import numpy as np
 
 from .. import functions
-from ..directory import histories
+from ..directory import histories, variables
 from ..errors import UserError
 
 Figures = Mapping[str, float | int | None]
 
 
 class Diverged(Exception):
-    """The loss of a step was not finite.
+    """The loss of a step was not finite, or the weights after it.
 
     Args:
-        loss: Loss of the step.
+        fault: What is not finite, in words.
         step: Step of `fit`, from 0, over all epochs; with several steps per execution the
             last of them.
 
@@ -31,9 +31,9 @@ class Diverged(Exception):
 
     explanation = ""
 
-    def __init__(self, loss: float, step: int):
-        super().__init__(f"The loss is {loss} in step {step}.")
-        self.loss = loss
+    def __init__(self, fault: str, step: int):
+        super().__init__(f"In step {step}, {fault}.")
+        self.fault = fault
         self.step = step
 
 
@@ -166,7 +166,10 @@ class StopAt(keras.callbacks.Callback):
 
 
 class StopOnNaN(keras.callbacks.Callback):
-    """Raises `Diverged` after the first step whose loss is not finite."""
+    """Raises `Diverged` after the first step whose loss is not finite, and after an epoch
+    with weights that are not finite. The loss may not show these: on a CPU, TensorFlow's
+    ReLU turns NaN into 0.
+    """
 
     def __init__(self, count: Count):
         super().__init__()
@@ -176,7 +179,12 @@ class StopOnNaN(keras.callbacks.Callback):
         # the mean of the epoch so far: one such loss makes it infinite or NaN
         loss = float((logs or {}).get("loss", 0.0))
         if not math.isfinite(loss):
-            raise Diverged(loss, self.count.step - 1)
+            raise Diverged(f"the loss is {loss}", self.count.step - 1)
+
+    def on_epoch_end(self, epoch, logs=None):
+        path = variables.not_finite(self.model)
+        if path is not None:
+            raise Diverged(f"{path} is not finite", self.count.step - 1)
 
 
 class TorchSeeds(keras.callbacks.Callback):

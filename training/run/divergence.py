@@ -1,4 +1,4 @@
-"""The message of a run with a loss that is not finite."""
+"""The message of a run with a loss or weights that are not finite."""
 
 import numpy as np
 
@@ -6,19 +6,19 @@ import keras_preact as kp
 
 
 def message(
-    loss: float, place: str, learning_rate: float, health: kp.TrainingHealth | None = None
+    fault: str, place: str, learning_rate: float, health: kp.TrainingHealth | None = None
 ) -> str:
     """Return the likely mistake, the remedy, and the layer in which training went wrong.
 
     Args:
-        loss: The loss that is not finite.
+        fault: What is not finite, in words.
         place: The iteration in words.
         learning_rate: Learning rate option of the run.
-        health: Callback of the run. Its last record, from before this loss, names the
-            layer.
+        health: Callback of the run. Its last record, from before this fault, names
+            the layer.
     """
     text = (
-        f"Learning rate {learning_rate:g} is probably too high: the loss is {loss} in {place}. "
+        f"Learning rate {learning_rate:g} is probably too high: {fault} in {place}. "
         "Lower --optimizer.learning-rate or lengthen --schedule.warmup."
     )
     if health is None or not health.history:

@@ -104,7 +104,7 @@ class Fit:
         """Train to the end of the run, and close what was opened for it.
 
         Raises:
-            callbacks.Diverged: for a loss that is not finite, with an explanation.
+            callbacks.Diverged: for a loss or weights that are not finite, with an explanation.
             KeyboardInterrupt, SystemExit: after the step in which a signal came; a
                 checkpoint is saved, and a message says so.
         """
@@ -120,7 +120,7 @@ class Fit:
             raise
         except callbacks.Diverged as diverged:
             diverged.explanation = divergence.message(
-                diverged.loss,
+                diverged.fault,
                 self.run.describe_step(diverged.step),
                 self.run.config.optimizer.learning_rate,
                 self.health,

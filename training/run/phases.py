@@ -29,7 +29,7 @@ def train(run: Run) -> Path:
     Raises:
         UserError: if the directory is not empty, another process trains in it, or the
             disk is full.
-        callbacks.Diverged: for a loss that is not finite, with an explanation.
+        callbacks.Diverged: for a loss or weights that are not finite, with an explanation.
         KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint is
             saved.
         SystemExit: with status 75 after the step in which SIGTERM came; a checkpoint is

@@ -43,7 +43,23 @@ def test_stop_on_nan_names_the_step(loss):
     with pytest.raises(Diverged) as raised:
         list(steps([count, StopOnNaN(count)], 3, 2, [1e30, 0, -1e30, loss, loss, loss]))
     assert raised.value.step == 3
-    assert str(raised.value.loss) == str(loss)
+    assert raised.value.fault == f"the loss is {loss}"
+
+
+def test_stop_on_nan_looks_at_the_weights_after_an_epoch():
+    """The loss stays finite if an activation turns NaN into 0."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    callback = StopOnNaN(Count(2))
+    callback.count.step = 4
+    callback.set_model(model)
+    callback.on_epoch_end(1, {"loss": 2.3})
+    model.layers[0].bias.assign([0.0, np.nan])
+    with pytest.raises(Diverged) as raised:
+        callback.on_epoch_end(1, {"loss": 2.3})
+    assert (raised.value.step, raised.value.fault) == (
+        3,
+        f"{model.layers[0].bias.path} is not finite",
+    )
 
 
 class TestFirstLosses:

@@ -78,8 +78,8 @@ def healthy(figure: str, low: float, high: float) -> Finding:
     return decided(
         inside >= MOST,
         f"ResNet-20 on digits, {100 * run().accuracy:.1f} % of the test images right: "
-        f"{100 * inside:.0f} % of the values are inside; the median is {middle:.2g}, and nine of ten "
-        f"are between {least:.2g} and {most:.2g}.",
+        f"{100 * inside:.0f} % of the values are inside; the median is {middle:.2g}, and nine of "
+        f"ten are between {least:.2g} and {most:.2g}.",
         inside=inside,
         median=middle,
     )

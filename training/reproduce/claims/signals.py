@@ -133,7 +133,7 @@ def _ratio(folder: Path, network: str, layers: int) -> float:
 
 
 def times(ratio: float) -> str:
-    """Return a ratio with two or three digits, without an exponent."""
+    """Return a ratio with two digits, without an exponent."""
     return f"{float(f'{ratio:.2g}'):,.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
 

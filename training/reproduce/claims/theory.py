@@ -128,6 +128,104 @@ def _gradient_ratio(variance: float, bias: float, depth: int, width: int) -> flo
     return float(np.sum(gradient**2) / last)
 
 
+def correlations(depth: int = 30, width: int = 500) -> Finding:
+    """Inputs become alike in the ordered phase only, and chi* is the slope of the
+    correlation map at its fixed point. It holds if simulated tanh networks end within 0.05
+    of the theory's correlation, and a difference of the map within 1 % of chi*.
+    """
+    import keras_preact as kp
+
+    texts, holds = [], []
+    for variance, bias in ((0.8, 0.1), (4.0, 0.1)):
+        theory = kp.analysis.MeanField("tanh", variance, bias)
+        end = float(np.mean([_correlation(variance, bias, depth, width, i) for i in range(5)]))
+        step = 1e-4
+        slope = (
+            theory.correlation_map(theory.c_star) - theory.correlation_map(theory.c_star - step)
+        ) / step
+        texts.append(
+            f"{theory.phase}: from 0.5 to {end:.2f}, theory {theory.c_star:.2f}, chi* "
+            f"{theory.chi_star:.2f}"
+        )
+        alike = theory.c_star > 0.99
+        holds += [
+            abs(end - theory.c_star) < 0.05,
+            alike == (theory.phase == "ordered"),
+            abs(slope / theory.chi_star - 1) < 0.01,
+        ]
+    return decided(
+        all(holds),
+        f"tanh, {width:,} channels, {depth} layers, mean of 5 networks: {'; '.join(texts)}.",
+    )
+
+
+def _correlation(variance: float, bias: float, depth: int, width: int, seed: int) -> float:
+    """Return the correlation of two signals that starts at 0.5."""
+    random = np.random.default_rng(seed)
+    h = random.normal(size=(width, 2)) @ np.array([[1.0, 0.5], [0.0, 0.75**0.5]])
+    for _ in range(depth):
+        w = random.normal(size=(width, width)) * np.sqrt(variance / width)
+        h = w @ np.tanh(h) + random.normal(size=(width, 1)) * np.sqrt(bias)
+    a, b = h.T
+    return float(a @ b / np.sqrt(a @ a * (b @ b)))
+
+
+def bound_is_smallest() -> Finding:
+    """The product of all sigma_max(W)^2, a factor of norm-based bounds, is smallest for
+    singular values of 1. It is false if other weights make it smaller, and the network
+    computes the same: batch normalisation undoes a factor on the weight before it.
+    """
+    from keras import ops
+
+    import keras_preact as kp
+
+    model = network(20)
+    images = first_images("digits", 32)[0]
+
+    def computed() -> np.ndarray:
+        return np.asarray(ops.convert_to_numpy(model(images, training=True)), "float64")
+
+    output, before = computed(), kp.analysis.weight_spectra(model).log_product
+    for weight in model.trainable_weights:
+        if weight.path.endswith(("stem_conv/kernel", "branch/conv_1/kernel")):
+            weight.assign(0.2 * weight)
+    after = kp.analysis.weight_spectra(model).log_product
+    change = float(np.abs(computed() - output).max() / np.abs(output).max())
+    return decided(
+        after >= 0 or change > 0.01,
+        f"ResNet-20: the logarithm is 0 for singular values of 1, {before:.1f} before training, "
+        f"and {after:.1f} if all weights before a normalisation are divided by 5. The outputs "
+        f"change by {100 * change:.1g} %.",
+        before=before,
+        after=after,
+        change=change,
+    )
+
+
+def singular_values_are_one() -> Finding:
+    """Training with identity shortcuts brings singular values near 1. It holds if the
+    median condition number of the kernels of ResNet-20 falls.
+    """
+    import keras
+
+    import keras_preact as kp
+
+    keras.utils.set_random_seed(0)
+    start, trained = (
+        kp.analysis.weight_spectra(kp.create_model("cifar_resnet20_preact", weights=weights))
+        for weights in (None, "cifar10")
+    )
+    middle = [float(np.median(each.condition_number)) for each in (start, trained)]
+    return decided(
+        middle[1] < middle[0],
+        f"ResNet-20 on CIFAR-10: the median condition number of a kernel is {middle[0]:.1f} before "
+        f"and {middle[1]:.1f} after training; the largest singular value is "
+        f"{start.sigma_max.max():.1f} and {trained.sigma_max.max():.1f}.",
+        start=middle[0],
+        trained=middle[1],
+    )
+
+
 def he_keeps_lengths(depth: int = 50, width: int = 500) -> Finding:
     """With He initialisation, signals of a ReLU network keep their size. It holds if the
     mean square after 50 layers is 0.5 to 2 times the first one, the median of 9 networks.
