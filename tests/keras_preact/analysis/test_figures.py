@@ -248,6 +248,20 @@ def test_maps():
     layout.check(figure)
 
 
+def test_difference_of_maps():
+    size, other = np.array([[1.0, 2.0, 0.0], [nan, 4.0, 3.0]]), np.array([[3.0, 1.0, 0.0]] * 2)
+    profile, baseline = (kp.analysis.ChannelProfile(UNITS, each) for each in (size, other))
+    figure = figures.channel_heat_map(profile, baseline)
+    picture = figure.axes[0].images[0]
+    np.testing.assert_array_equal(picture.get_array().filled(nan), [[-2, 1, 0], [nan, 3, 3]])
+    assert (picture.norm.vmin, picture.norm.vmax) == (-3, 3)  # white is no difference
+    assert title(figure.axes[0]) == "Difference of the sizes: 60 % of the channels are larger"
+    layout.check(figure)
+    figures.channel_heat_map(profile, profile)
+    with pytest.raises(ValueError, match=r"`baseline` must have .* \(1, 3\) and \(2, 3\)"):
+        figures.channel_heat_map(profile, kp.analysis.ChannelProfile(UNITS, other[:1]))
+
+
 def test_class_maps():
     images, maps = harness.images(2, 6, 8, 3), np.zeros((2, 6, 8))
     maps[1, 2, 3] = 5

@@ -110,9 +110,9 @@ def lower_bound() -> Finding:
     kernel[1, 1] = -0.9 * np.eye(3)  # F(x) = -0.9 x
     unit.trainable_weights[0].assign(kernel)
     left = kp.analysis.spectrum(unit, np.ones((1, 4, 4, 3), "float32")).values[0]
-    found = _identities("full_preactivation")
-    both = np.hypot(found.direct_norm, found.residual_norm)
-    least = float(np.nanmin(both / found.direct_norm))
+    ends = _identities("full_preactivation").ends  # -1: the shape changes
+    norms = propagation("full_preactivation").gradient_norm
+    least = min(float(norms[i] / norms[end + 1]) for i, end in enumerate(ends) if end >= 0)
     return decided(
         bool(left >= 1),
         f"A unit with F(x) = -0.9 x lets {left:.2f} of every gradient through. In ResNet-110 "
