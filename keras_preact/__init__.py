@@ -24,6 +24,7 @@ from keras_preact import (
 )
 from keras_preact.arrangements import ARRANGEMENTS, Arrangement
 from keras_preact.blocks import BLOCKS
+from keras_preact.dropout import DropoutSchedule, set_dropout
 from keras_preact.models.registry import create_model, list_models, model_entry
 from keras_preact.recommend import Recommendation, recommend
 from keras_preact.shortcuts import SHORTCUTS

@@ -13,6 +13,7 @@ import keras
 
 from keras_preact import _checks, initializers
 from keras_preact._objects import from_table, in_config
+from keras_preact.dropout import VariableDropout
 from keras_preact.layers import chains
 from keras_preact.layers.attention import SelfAttention
 from keras_preact.layers.spatial import PaddedConv2D
@@ -431,11 +432,11 @@ class Attention(Features):
 
 def _dropout(unit: Any, i: int) -> list[keras.Layer]:
     """Make the dropout after weight `i`: a list with one layer, or an empty list."""
-    if not unit.dropout:
+    if not unit.dropout and not unit.dropout_varies:
         return []
     name = f"dropout_{i}"
-    seed = unit.seed_at(name)
-    return [keras.layers.Dropout(unit.dropout, seed=seed, name=name, dtype=unit.dtype_policy)]
+    make = VariableDropout if unit.dropout_varies else keras.layers.Dropout
+    return [make(unit.dropout, seed=unit.seed_at(name), name=name, dtype=unit.dtype_policy)]
 
 
 #: Name to class; every class can be made without arguments.

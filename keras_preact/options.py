@@ -23,6 +23,7 @@ def check(unit: keras.Layer) -> None:
     _checks.one_of(unit.shape_shortcut, ("auto", "projection", "zero_pad"), "shape_shortcut")
     _checks.fraction(unit.dropout, "dropout")
     _checks.one_of(unit.dropout_at, ("between_weights", "before_addition"), "dropout_at")
+    _checks.one_of(unit.dropout_varies, (True, False), "dropout_varies")
     if unit.stochastic_depth is not None:
         _checks.fraction(unit.stochastic_depth, "stochastic_depth")
     _checks.one_of(unit.use_bias, (True, False, UNLESS_NORM), "use_bias")
@@ -33,11 +34,12 @@ def check(unit: keras.Layer) -> None:
 def _check_branch(unit: keras.Layer) -> None:
     block = unit.block
     weights = len(block.channels(unit.filters))
-    if unit.dropout and unit.dropout_at == "between_weights" and weights == 1:
+    has_dropout = unit.dropout or unit.dropout_varies
+    if has_dropout and unit.dropout_at == "between_weights" and weights == 1:
         raise ValueError(
             f"block={block.name!r} has one weight and nothing between weights: use "
             f"dropout_at='before_addition'. Received: dropout={unit.dropout}, "
-            f"dropout_at={unit.dropout_at!r}"
+            f"dropout_at={unit.dropout_at!r}, dropout_varies={unit.dropout_varies!r}"
         )
     if unit.zero_init_last and unit.arrangement.last[-1:] == ("activation",):
         raise ValueError(

@@ -18,6 +18,7 @@ from keras_preact._frozen import HoldsLayers, check_frozen_together, freeze_insi
 from keras_preact._objects import arguments_of, in_config
 from keras_preact._paths import below
 from keras_preact.backend import devices, keras_private, loops
+from keras_preact.dropout import is_rate
 from keras_preact.layers import chains
 from keras_preact.layers.spatial import PaddedConv2D
 from keras_preact.units import ResidualUnit, Trace
@@ -37,9 +38,10 @@ class _Body:
         stacked: For each variable of `template`, in order, the variable that holds its
             values for all units.
         updated: Indices of the variables that change in training without a gradient.
-        weights: Indices of all variables except the states of seeds, which only
-            training reads.
+        weights: Indices of all variables except the states of seeds and the rates of
+            dropouts, which only training reads.
         initial: Initialisers of the variables of `template`, by the variables' ids.
+        rates: The rates of dropouts among `stacked`, which are no weights.
     """
 
     template: keras.Layer
@@ -47,6 +49,7 @@ class _Body:
     updated: list[int] = dataclasses.field(default_factory=list)
     weights: list[int] = dataclasses.field(default_factory=list)
     initial: dict[int, Callable] = dataclasses.field(default_factory=dict)
+    rates: list = dataclasses.field(default_factory=list)
 
     def keep_initializers(self) -> None:
         """Keep the initialisers of variables that are new. Keras drops an initialiser once
@@ -257,15 +260,18 @@ class LayerStack(HoldsLayers):
         self._seed_states: list[_SeedStates] = []
         for variable in unit.variables:
             initializer, shape = self._body.initial[id(variable)], (self.depth, *variable.shape)
-            if id(variable) in weights:
+            if id(variable) in weights or is_rate(variable):
                 stacked = self._stack(variable, shape, _per_unit(initializer, self._name_of))
-                self._stacked_weights.append(stacked)
+                of_kind = self._body.rates if is_rate(variable) else self._stacked_weights
+                of_kind.append(stacked)
             else:
                 seeds = _SeedStates(_seeds_per_unit(initializer, self._name_of), variable, shape)
                 self._seed_states.append(seeds)
                 stacked = seeds.state
             self._body.stacked.append(stacked)
-        self._body.updated = [i for i, v in enumerate(unit.variables) if not v.trainable]
+        self._body.updated = [
+            i for i, v in enumerate(unit.variables) if not v.trainable and not is_rate(v)
+        ]
         self._body.weights = [i for i, v in enumerate(unit.variables) if id(v) in weights]
         self.freeze_inside_again()
         if not self.trainable:
@@ -440,7 +446,7 @@ class LayerStack(HoldsLayers):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        return self._without_template(super().variables)
+        return [*self._without_template(super().variables), *self._body.rates]
 
     @property
     def weights(self) -> list[keras.Variable]:

@@ -28,6 +28,7 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
             `8/3 * width`, rounded up to a multiple of 8.
         normalization: `"layer"`, `"rms"`, or any other of `ResidualUnit`.
         dropout: Rate of the dropout at the end of both branches.
+        dropout_varies: Whether this rate can change in training, see `ResidualUnit`.
         stochastic_depth: Rate at which each branch is dropped, see `ResidualUnit`;
             attention and MLP are dropped independently.
         causal: Whether a token sees only itself and the tokens before it.
@@ -69,6 +70,7 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
         hidden: int | None = None,
         normalization: str | keras.Layer = "layer",
         dropout: float = 0.0,
+        dropout_varies: bool = False,
         stochastic_depth: float | None = None,
         causal: bool = False,
         use_bias: bool = True,
@@ -93,6 +95,7 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
                 normalization=normalization,
                 dropout=dropout,
                 dropout_at="before_addition",
+                dropout_varies=dropout_varies,
                 stochastic_depth=stochastic_depth,
                 use_bias=use_bias,
                 bias_initializer=initializers.spawn(self.bias_initializer, name),
@@ -138,8 +141,8 @@ class TransformerUnit(HoldsLayers, chains.SameShape):
         gated = isinstance(mlp.block, blocks.SwiGLU)
         config = attention.get_config()
         shared = (
-            *("arrangement", "normalization", "dropout", "stochastic_depth", "use_bias"),
-            "kernel_regularizer",
+            *("arrangement", "normalization", "dropout", "dropout_varies", "stochastic_depth"),
+            *("use_bias", "kernel_regularizer"),
         )
         return super().get_config() | {
             "width": attention.filters,

@@ -71,6 +71,8 @@ class ResidualUnit(HoldsLayers):
         dropout: Rate of the dropout on the branch; 0 for none.
         dropout_at: `"between_weights"`, after the activation and before each weight but
             the first (wide residual networks), or `"before_addition"`, at the end of F.
+        dropout_varies: Whether `kp.set_dropout` and `kp.DropoutSchedule` can change the
+            rate in training. It then starts with `dropout`, which may be 0.
         stochastic_depth: Probability that F is dropped for an example in training
             (arXiv 1603.09382). If F is kept, it is divided by `1 - stochastic_depth`.
             At inference F is unchanged. None: no stochastic depth.
@@ -150,6 +152,7 @@ class ResidualUnit(HoldsLayers):
         activation: Any = "relu",
         dropout: float = 0.0,
         dropout_at: str = "between_weights",
+        dropout_varies: bool = False,
         stochastic_depth: float | None = None,
         use_bias: bool | str = False,
         bias_initializer: Any = "zeros",
@@ -175,6 +178,7 @@ class ResidualUnit(HoldsLayers):
         self.activation = chains.get_activation(activation)
         self.dropout = _checks.plain(dropout)
         self.dropout_at = dropout_at
+        self.dropout_varies = _checks.plain(dropout_varies)
         self.stochastic_depth = _checks.plain(stochastic_depth)
         self.use_bias = use_bias
         self.seed = _checks.plain(seed)
@@ -323,6 +327,7 @@ class ResidualUnit(HoldsLayers):
             "activation": chains.activation_config(self.activation),
             "dropout": self.dropout,
             "dropout_at": self.dropout_at,
+            "dropout_varies": self.dropout_varies,
             "stochastic_depth": self.stochastic_depth,
             "use_bias": self.use_bias,
             "bias_initializer": in_config(self.bias_initializer),

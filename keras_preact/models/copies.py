@@ -10,6 +10,7 @@ from keras import ops
 from keras_preact import _checks, _lora
 from keras_preact._frozen import check_frozen_together, freeze_inside, frozen_inside
 from keras_preact._paths import below
+from keras_preact.dropout import is_rate
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.stacks import LayerStack
@@ -233,4 +234,6 @@ def _variables(
         names, owner, pairs = layer.unit_names, layer.template, layer.stacked_variables
     ids = {id(weight) for weight in owner.weights}
     weights = {below(owner, weight): variable for weight, variable in pairs if id(weight) in ids}
-    return names, owner, weights, [variable for weight, variable in pairs if id(weight) not in ids]
+    others = [variable for weight, variable in pairs if id(weight) not in ids]
+    # a copy starts with the rates of its configuration, which may be others
+    return names, owner, weights, [variable for variable in others if not is_rate(variable)]

@@ -39,6 +39,7 @@ class NetworkOptions(TypedDict, total=False):
     activation: str | Callable | keras.Layer
     dropout: float
     dropout_at: str
+    dropout_varies: bool
     stochastic_depth: float | None
     use_bias: bool | str
     bias_initializer: Any
@@ -76,6 +77,7 @@ class TransformerOptions(TypedDict, total=False):
     hidden: int | None
     normalization: str | keras.Layer
     dropout: float
+    dropout_varies: bool
     stochastic_depth: float | None
     causal: bool
     use_bias: bool

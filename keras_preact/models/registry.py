@@ -35,8 +35,8 @@ WEIGHT_SUFFIXES = (".weights.h5", ".keras")
 OPTIONAL = (
     *("classifier_activation", "data_format", "dtype", "include_top", "input_shape", "mean"),
     *("name", "output_stride", "pooling", "std"),
-    *("bias_initializer", "dropout", "dropout_at", "kernel_initializer", "stochastic_depth"),
-    *("zero_init_last", "execution", "remat", "unroll"),
+    *("bias_initializer", "dropout", "dropout_at", "dropout_varies", "kernel_initializer"),
+    *("stochastic_depth", "zero_init_last", "execution", "remat", "unroll"),
 )
 #: The weights in this package, in half precision: MODEL.NAME.weights.h5.
 TRAINED = Path(__file__).with_name("trained")

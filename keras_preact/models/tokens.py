@@ -113,7 +113,8 @@ class TransformerNetwork(base.UnitNetwork):
         stochastic_depth: Rate of the last unit; unit l of L has `l / L` times this rate.
             None: no stochastic depth.
         **unit_options: Options of `TransformerUnit`: arrangement, shortcut, mlp, hidden,
-            normalization, dropout, causal, use_bias, bias_initializer, kernel_initializer.
+            normalization, dropout, dropout_varies, causal, use_bias, bias_initializer,
+            kernel_initializer.
 
     Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`.
 

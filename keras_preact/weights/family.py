@@ -27,7 +27,8 @@ from keras_preact.weights.layout import Leaves, kind_of
 FREE_OPTIONS = """
 name frozen_layers stages stem_filters block input_shape classes include_top pooling
 classifier_activation data_format dtype stacked execution remat unroll dropout dropout_at
-stochastic_depth kernel_initializer kernel_regularizer bias_initializer zero_init_last seed
+dropout_varies stochastic_depth kernel_initializer kernel_regularizer bias_initializer
+zero_init_last seed
 """
 
 #: Largest difference that `check=` accepts, as a share of the largest output: libraries round

@@ -39,6 +39,7 @@ SILENT_OPTIONS = {
     "use_bias": st.booleans(),
     "dropout": every([0.0, 0.5]),
     "dropout_at": st.just("before_addition"),
+    "dropout_varies": st.booleans(),
     "kernel_initializer": every([None, "he_normal"]),
 }
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact.dropout import VariableDropout
 from keras_preact.layers import chains
 from keras_preact.layers.spatial import BinomialPooling2D, PaddedConv2D, PaddedMaxPooling2D
 from keras_preact.layers.whitening import Whitening2D
@@ -99,6 +100,7 @@ WRONG = [
     (lambda: Unit(4, shape_shortcut="pad"), "`shape_shortcut`", "'zero_pad'"),
     (lambda: kp.blocks.Bottleneck(stride_on="last"), "`stride_on`", "'3x3'"),
     (lambda: Unit(4, dropout_at="end"), "`dropout_at`", "'before_addition'"),
+    (lambda: Unit(4, dropout_varies="yes"), "`dropout_varies`", "True, False", "'yes'"),
     (lambda: Unit(4, data_format="NCHW"), "`data_format`", "'channels_first'"),
     (lambda: resnet_cifar(8, pooling="mean"), "`pooling`", "'avg'"),
     (lambda: kp.Arrangement(first=("relu",)), "`first`", "'activation'"),
@@ -109,6 +111,7 @@ WRONG = [
     (lambda: Unit(2, block=kp.blocks.Bottleneck(base_width=16)), "`base_width`", "filters=2"),
     (lambda: Unit(4, block="dense", strides=2), "dense", "strides=2"),
     (lambda: Unit(4, block="single", dropout=0.1), "'single'", "before_addition"),
+    (lambda: Unit(4, block="single", dropout_varies=True), "'single'", "dropout_varies=True"),
     # option names of other libraries, and unknown options
     (lambda: resnet_cifar(8, drop_out=0.1), "'drop_out'", "Did you mean 'dropout'"),
     (lambda: resnet_cifar(8, num_classes=5), "Did you mean classes=...?"),
@@ -121,6 +124,10 @@ WRONG = [
     # rates, means, deviations
     (lambda: Unit(4, dropout=1.0), "`dropout`", "[0, 1)"),
     (lambda: kp.shortcuts.Dropout(1.5), "`rate`", "1.5"),
+    (lambda: VariableDropout(-0.1), "`initial`", "[0, 1)", "-0.1"),
+    (lambda: kp.set_dropout(dense_resnet(4, dropout_varies=True), 1.0), "`rate`", "[0, 1)"),
+    (lambda: kp.set_dropout(dense_resnet(4, dropout=0.1), 0.0), "`dropout_varies=True`", "dense"),
+    (lambda: kp.DropoutSchedule(0.1), "linear_schedule(0.1, steps=1000)", "schedule=0.1"),
     (lambda: resnet_cifar(8, mean=[1, 2]), "`mean`", "3"),
     # inputs
     (lambda: resnet_cifar(8, input_shape=(3, 32, 3)), "at least 4"),

@@ -31,6 +31,7 @@ OPTIONS = [
     {"activation": keras.activations.silu},
     {"block": "bottleneck", "groups": 2, "base_width": 32, "stride_on": "3x3"},
     {"dropout": 0.3, "dropout_at": "before_addition", "use_bias": True},
+    {"dropout": 0.3, "dropout_varies": True},
     {"kernel_initializer": keras.initializers.HeNormal(seed=1)},
     {"data_format": "channels_first"},
     {"dtype": "mixed_bfloat16"},

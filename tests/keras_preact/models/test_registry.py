@@ -298,6 +298,7 @@ def test_trained_weights_for_other_channels(first):
     [
         {"execution": "loop", "unroll": 2},
         {"zero_init_last": True, "bias_initializer": "ones", "dropout_at": "before_addition"},
+        {"dropout": 0.1, "dropout_varies": True},
         {"output_stride": 4, "include_top": True},
     ],
     ids=harness.label,
