@@ -140,6 +140,6 @@ def units_per_stage(depth: int, units: int) -> Finding:
     stages = (depth - 2) // 9
     return decided(
         stages == units,
-        f"ResNet-{depth:,} has 3 stages of {stages} bottlenecks: 9 x {stages} + 2 layers.",
+        f"ResNet-{depth} has 3 stages of {stages} bottlenecks: 9 x {stages} + 2 layers.",
         units=stages,
     )

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...ranks import difference, median, spread
+from ...ranks import LEVEL, difference, median, rank_test, spread
 from .. import rates, results
 from ..results import Record
 from ..rows import TABLES
@@ -28,12 +28,16 @@ def _errors(folder: Path, trial: str) -> list[float | None]:
 
 
 def _labels(trials: Sequence[str]) -> list[str]:
-    """Return the labels of trials in the first table that has all of them."""
+    """Return the labels of trials, from the first table that has all of them if there is
+    one.
+    """
+    known: dict[str, str] = {}
     for table in TABLES.values():
         labels = {row.trial.name: row.label for row in table.rows}
         if labels.keys() >= set(trials):
             return [labels[trial] for trial in trials]
-    return list(trials)
+        known = labels | known
+    return [known[trial] for trial in trials]
 
 
 def _about(folder: Path, trials: Sequence[str]) -> str:
@@ -71,13 +75,14 @@ def similar(folder: Path, row: str, other: str, within: float) -> Finding:
 
 def any_harms(folder: Path, rows: Sequence[str], than: str) -> Finding:
     """Each of these rows is worse than another one. By the rank test, it is true if all have
-    higher errors, and false if one has lower errors.
+    higher errors, and false if one has lower errors. For the latter, the level of the test
+    is divided by the number of rows: of many rows, one may look lower by chance.
     """
-    base = _errors(folder, than)
-    signs = {row: difference(_errors(folder, row), base) for row in rows}
-    least = min(signs.values())
-    text = _about(folder, [than, *[row for row in rows if signs[row] == least]])
-    return decided(least > 0, text) if least else Finding("open", text)
+    found = {row: rank_test(_errors(folder, row), _errors(folder, than)) for row in rows}
+    lower = [row for row, (sign, p) in found.items() if sign < 0 and p < LEVEL / len(rows)]
+    unclear = [row for row, (sign, p) in found.items() if sign < 1 or p >= LEVEL]
+    text = _about(folder, [than, *(lower or unclear or rows)])
+    return decided(not lower, text) if lower or not unclear else Finding("open", text)
 
 
 def learns(folder: Path, trial: str) -> Finding:
