@@ -82,14 +82,10 @@ def read(tensors: Tensors) -> list[np.ndarray]:
 def not_finite(model: keras.Model) -> str | None:
     """Return the path of the first trained weight that is not finite, None if all are."""
     for variable in model.trainable_variables:
-        if not np.isfinite(array_of(variable)).all():
+        # replicas are equal
+        if not np.isfinite(_array(_replicas(variable)[0])).all():
             return str(variable.path)
     return None
-
-
-def array_of(variable: keras.Variable) -> np.ndarray:
-    """Return the value of a variable. If it has several replicas, use the first one."""
-    return _array(_replicas(variable)[0])
 
 
 def write(tensors: Tensors, arrays: list[np.ndarray]) -> None:

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 ROUNDING = 1e-4
 #: Norms have "similar sizes" up to this factor.
 SIMILAR = 10.0
+#: The condition under which signals and gradients keep their size.
+SCALED = "the last weight of each branch is scaled by 1 / sqrt(units) (`DepthScaledHe`)"
+
+
+@functools.cache
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the first 32 digits, as a network reads them, and their labels."""
+    images, labels, _ = first_images("digits", 32)
+    return images, labels
 
 
 def network(depth: int = 110, **arguments: Any) -> "ResidualNetwork":
@@ -38,16 +47,14 @@ def _identities(arrangement: str, shortcut: str = "identity") -> "IdentityCheck"
     import keras_preact as kp
 
     model = network(arrangement=arrangement, shortcut=shortcut)
-    images, labels, _ = first_images("digits", 32)
-    return kp.analysis.check_identities(model, images, labels, composite=shortcut != "identity")
+    return kp.analysis.check_identities(model, *digits(), composite=shortcut != "identity")
 
 
 @functools.cache
 def _direct(arrangement: str) -> "DirectPath":
     import keras_preact as kp
 
-    images, labels, _ = first_images("digits", 32)
-    return kp.analysis.direct_path(network(arrangement=arrangement), images, labels)
+    return kp.analysis.direct_path(network(arrangement=arrangement), *digits())
 
 
 @functools.cache
@@ -55,8 +62,7 @@ def propagation(arrangement: str) -> "Propagation":
     """Return the signals of ResNet-110 on 32 digits."""
     import keras_preact as kp
 
-    images, labels, _ = first_images("digits", 32)
-    return kp.analysis.propagation(network(arrangement=arrangement), images, labels)
+    return kp.analysis.propagation(network(arrangement=arrangement), *digits())
 
 
 def forward_sum(arrangement: str) -> Finding:
@@ -143,7 +149,7 @@ def gradients_are_similar(folder: Path, layers: int) -> Finding:
     """
     plain, scaled = (_ratio(folder, each, layers) for each in ("preact", "preact_scaled"))
     return conditional(
-        "the last weight of each branch is scaled by 1 / sqrt(units) (`DepthScaledHe`)",
+        SCALED,
         1 / SIMILAR < scaled < SIMILAR,
         1 / SIMILAR < plain < SIMILAR,
         f"{layers:,} layers before training: the first unit's gradient is {times(plain)} times "
@@ -196,13 +202,12 @@ def relu_cuts() -> Finding:
 
 def not_negative() -> Finding:
     """The output of an original unit is never negative. It holds if the smallest entry of
-    all outputs of ResNet-110 is 0 or more.
+    all outputs of ResNet-20 is 0 or more.
     """
     import keras
 
     model = network(20, arrangement="original")
-    images, *_ = first_images("digits", 32)
-    outputs = keras.Model(model.input, model.unit_outputs)(images)
+    outputs = keras.Model(model.input, model.unit_outputs)(digits()[0])
     least = min(float(np.min(keras.ops.convert_to_numpy(each))) for each in outputs)
     return decided(least >= 0, f"ResNet-20: the smallest output is {least:g}.", least=least)
 
@@ -217,7 +222,7 @@ def signal_keeps_its_size(folder: Path, layers: int) -> Finding:
             growths[record["settings"]["network"]] = float(record["growth"])
     plain, scaled = growths["preact"], growths["preact_scaled"]
     return conditional(
-        "the last weight of each branch is scaled by 1 / sqrt(units) (`DepthScaledHe`)",
+        SCALED,
         0.5 < scaled < 2,
         0.5 < plain < 2,
         f"{layers:,} layers before training: signals grow by a factor of {plain:.3g}, with "
@@ -233,7 +238,7 @@ def weights_get_normalised_input() -> Finding:
     """
     import keras_preact as kp
 
-    images, labels, _ = first_images("digits", 32)
+    images, labels = digits()
     values = {
         name: kp.analysis.audit(network(arrangement=name), images, labels=labels)[
             "normalised input"

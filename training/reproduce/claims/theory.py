@@ -4,9 +4,8 @@ import functools
 
 import numpy as np
 
-from ..profiles import first_images
 from .finding import Finding, conditional, decided
-from .signals import network, times
+from .signals import SCALED, digits, network, times
 
 #: Units per stage of the networks whose Jacobians are decomposed.
 UNITS = (3, 9, 18)
@@ -21,7 +20,7 @@ def _conditions(shortcut: str, initializer: str = "") -> list[float]:
     """
     import keras_preact as kp
 
-    image = first_images("digits", 1)[0]
+    image = digits()[0][:1]
     found = []
     for units in UNITS:
         options = {"kernel_initializer": initializer} if initializer else {}
@@ -56,7 +55,7 @@ def condition_of_residual() -> Finding:
     plain = _conditions("identity")
     scaled = _conditions("identity", "keras_preact>DepthScaledHe")
     return conditional(
-        "the last weight of each branch is scaled by 1 / sqrt(units) (`DepthScaledHe`)",
+        SCALED,
         max(scaled) < ABOUT_ONE,
         max(plain) < ABOUT_ONE,
         f"After 2, 8 and 17 units of stage 2: {_listed(plain)}; with scaled weights "
@@ -180,7 +179,7 @@ def bound_is_smallest() -> Finding:
     import keras_preact as kp
 
     model = network(20)
-    images = first_images("digits", 32)[0]
+    images, _ = digits()
 
     def computed() -> np.ndarray:
         return np.asarray(ops.convert_to_numpy(model(images, training=True)), "float64")
