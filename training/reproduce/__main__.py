@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
         "Shortcuts of 2016 to 2026, on CIFAR-10 with ResNet-56.",
         ("shortcuts_eighth",),
     ),
+    "advice": ("Activations, dropout, warm-up and batches, on digits.", ("advice",)),
     "deep": ("Networks of 1,001 and 10,001 layers, on digits.", ("deep",)),
     "plain": ("1,000 and 10,000 layers without shortcuts, on digits.", ("plain",)),
     "depth": ("Signals and gradients before training, 20 to 10,001 layers.", depth),

@@ -3,11 +3,15 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import recipes
 from ..commands.evaluate.views import Views
 from ..config import Checkpoint, Config, Data, Model, Optimizer, Schedule
 from ..functions import is_own
+
+if TYPE_CHECKING:
+    import keras
 
 #: Measurements of the test set in a run.
 MEASUREMENTS = 64
@@ -25,6 +29,54 @@ def small() -> Config:
         data=Data("digits"),
         schedule=Schedule("steps", drops=(350, 525), warmup=35, length=700, unit="iterations"),
         batch_size=32,
+    )
+
+
+def small_batch(size: int, rate: float) -> Config:
+    """Return `small` with as many epochs in batches of another size."""
+    paper = small()
+    scale = paper.batch_size / size
+    schedule = paper.schedule
+    return dataclasses.replace(
+        paper,
+        batch_size=size,
+        optimizer=Optimizer(learning_rate=rate),
+        schedule=dataclasses.replace(
+            schedule,
+            drops=tuple(drop * scale for drop in schedule.drops),
+            warmup=schedule.warmup * scale,
+            length=schedule.length * scale,
+            warmup_learning_rate=rate / 10,
+        ),
+    )
+
+
+def small_cold() -> Config:
+    """Return `small` without warm-up."""
+    paper = small()
+    return dataclasses.replace(paper, schedule=dataclasses.replace(paper.schedule, warmup=0))
+
+
+def small_early_dropout() -> Config:
+    """Return `small` for a network whose dropout falls to 0 in the first half."""
+    return dataclasses.replace(small(), callbacks=(f"{__name__}:early_dropout",))
+
+
+def early_dropout(run: Path) -> "keras.callbacks.Callback":
+    """Return what lets a dropout of 0.1 fall to 0 until the rate drops for the first time."""
+    import keras_preact as kp  # brings Keras
+
+    return kp.DropoutSchedule(kp.schedules.linear_schedule(0.1, steps=350))
+
+
+def small_adamw() -> Config:
+    """AdamW for transformers: 1,400 iterations of 32 digits, 140 of them warm-up. The rate
+    falls along a cosine to 0.
+    """
+    return dataclasses.replace(
+        small(),
+        optimizer=Optimizer("adamw", learning_rate=1e-3, weight_decay=0.05),
+        schedule=Schedule("cosine", warmup=140, length=1_400, unit="iterations"),
     )
 
 
@@ -72,6 +124,14 @@ RECIPES: Mapping[str, Callable[[], Config]] = {
     "eighth": eighth,
     "batch64": recipes.cifar10_batch64,
     "small": small,
+    "small_cold": small_cold,
+    "small_early_dropout": small_early_dropout,
+    "small_adamw": small_adamw,
+    # the rate of `small` is for 32 images: scaled by the root, not at all, and linearly
+    "small_batch4": lambda: small_batch(4, 0.1 / 8**0.5),
+    "small_batch128": lambda: small_batch(128, 0.2),
+    "small_batch128_same": lambda: small_batch(128, 0.1),
+    "small_batch128_linear": lambda: small_batch(128, 0.4),
     "fast": recipes.cifar10_fast,
     "plain_sgd": lambda: plain(Optimizer(learning_rate=3e-4)),
     "plain_muon": lambda: plain_muon(1_000),
