@@ -300,6 +300,13 @@ def test_reference_has_every_public_name():
                 assert origin in listed or not origin.startswith("keras_preact"), each
 
 
+#: What holds after a block that prints this word: what its page says of the result.
+LEARNED = {
+    "overlaps": lambda found: min(found["overlaps"]) > 0.85,
+    "repeated": lambda found: found["repeated"] > 0.99 and found["guessed"] < 0.05,
+}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_runs(block, tmp_path, monkeypatch):
@@ -309,7 +316,8 @@ def test_python_runs(block, tmp_path, monkeypatch):
     model = kp.create_model("digits_resnet8_preact", include_preprocessing=True)
     model.save("runs/digits/model.keras")
     with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(block, "page", "exec"), {"__name__": "page"})
+        exec(compile(block, "page", "exec"), found := {"__name__": "page"})
+    assert all(holds(found) for name, holds in LEARNED.items() if name in found)
 
 
 @pytest.mark.soak

@@ -364,7 +364,7 @@ _ADVICE: tuple[tuple[str, str, str | None, str, Mapping[str, Any]], ...] = (
         {"dropout": 0.1, "options": (_BETWEEN,)},
     ),
     (
-        "the same, falling to 0 in the first half",
+        "dropout from 0.1 to 0 in the first half",
         "resnet20-preact-dropout_early",
         "resnet20-preact-dropout_between",
         "small_early_dropout",

@@ -91,18 +91,22 @@ def _check_data(config: Config) -> None:
 def _check_optimizer(optimizer: Optimizer) -> None:
     if optimizer.nesterov and optimizer.name in ("adamw", "lion"):
         raise UserError(
-            f"--optimizer.nesterov is for --optimizer.name sgd and muon. Received: {optimizer.name}"
+            "--optimizer.nesterov is for --optimizer.name sgd and muon. Add "
+            "--optimizer.no-nesterov: the recipe may have set it. Received: "
+            f"--optimizer.name {optimizer.name}"
         )
 
 
 def _check_schedule(schedule: Schedule) -> None:
     if schedule.stable and schedule.kind != "linear":
         raise UserError(
-            f"--schedule.stable is for --schedule.kind linear. Received: {schedule.kind}"
+            "--schedule.stable is for --schedule.kind linear. Add --schedule.stable 0, or another "
+            f"kind. Received: --schedule.kind {schedule.kind}"
         )
     if schedule.cycles > 1 and schedule.kind != "cosine":
         raise UserError(
-            f"--schedule.cycles is for --schedule.kind cosine. Received: {schedule.kind}"
+            "--schedule.cycles is for --schedule.kind cosine. Add --schedule.cycles 1, or another "
+            f"kind. Received: --schedule.kind {schedule.kind}"
         )
 
 

@@ -32,6 +32,7 @@ def test_every_published_row_is_there():
         "preact",
         "shortcuts",
         "shortcuts_eighth",
+        "advice",
         "deep",
         "plain",
     }

@@ -61,6 +61,7 @@ WRONG = {
 COMBINATIONS = {
     "--accumulate 7": "--accumulate must divide --batch-size",
     "--steps-per-execution 4 --steps-per-epoch 6": "--steps-per-epoch must be a multiple of 4",
+    "--optimizer.name adamw --optimizer.nesterov": "Add --optimizer.no-nesterov: the recipe may",
     "--schedule.stable 1": "--schedule.stable is for --schedule.kind linear",
     "--schedule.kind linear --schedule.cycles 2": "--schedule.cycles is for --schedule.kind cosine",
     "--data.flip alternating": "--data.flip alternating needs --data.augmentation pad_crop_flip",

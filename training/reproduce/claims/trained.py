@@ -97,11 +97,27 @@ def fails(folder: Path, trial: str) -> Finding:
     return _trained(folder, trial, claimed=False)
 
 
+def limit(folder: Path, up_to: str, beyond: str) -> Finding:
+    """Networks of a kind can be trained up to a depth, and not beyond it: `learns` holds for
+    a network of this depth, and `fails` for a deeper one.
+    """
+    learned = [_learned(_errors(folder, trial)) for trial in (up_to, beyond)]
+    text = _about(folder, [up_to, beyond])
+    if learned[0] is False or learned[1]:
+        return decided(False, text)
+    return Finding("open", text) if None in learned else decided(True, text)
+
+
 def _trained(folder: Path, trial: str, claimed: bool) -> Finding:
-    errors, text = _errors(folder, trial), _about(folder, [trial])
-    learned = any(error is not None and error < FAIL for error in errors)
-    is_known = learned or len(errors) >= ENOUGH
-    return decided(learned is claimed, text) if is_known else Finding("open", text)
+    learned, text = _learned(_errors(folder, trial)), _about(folder, [trial])
+    return Finding("open", text) if learned is None else decided(learned is claimed, text)
+
+
+def _learned(errors: Sequence[float | None]) -> bool | None:
+    """Return whether a network has learned in one of its runs, or None if too few are known."""
+    if any(error is not None and error < FAIL for error in errors):
+        return True
+    return False if len(errors) >= ENOUGH else None
 
 
 def gain_grows(folder: Path, pairs: Sequence[Sequence[str]]) -> Finding:
