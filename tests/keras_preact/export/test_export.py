@@ -670,11 +670,11 @@ def test_full_disk(small, tmp_path, monkeypatch):
         (
             "print('why', flush=True); import time; time.sleep(100)",
             kp.export.ExportError,
-            r"(?s)Writing failed \(stopped after 20 s\). A hint. Its last lines:.*why",
+            r"(?s)Writing failed \(stopped after 8 s\). A hint. Its last lines:.*why",
         ),
     ],
 )
 def test_a_process_that_fails(code, error, message, monkeypatch):
-    monkeypatch.setattr(_children, "LIMIT", 20)
+    monkeypatch.setattr(_children, "LIMIT", 8)
     with pytest.raises(error, match=message):
         _children.run(["-c", code], "Writing", " A hint.")

@@ -2,6 +2,7 @@
 numbers, and the committed findings are what the functions return.
 """
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -10,10 +11,10 @@ import pkgutil
 import pytest
 
 from tests.training.calls import error_of, words
-from tests.training.reproduce.records import write
+from tests.training.reproduce.records import record, write
 from training.reproduce import __main__ as main
 from training.reproduce import claims as package
-from training.reproduce import rates
+from training.reproduce import rates, results
 from training.reproduce.claims import check, printed, trained
 from training.reproduce.claims.finding import Finding, conditional, decided
 from training.reproduce.results import RESULTS
@@ -145,6 +146,37 @@ def test_errors_of_runs_decide(errors, call, verdict, tmp_path):
     found = call(tmp_path)
     assert found.verdict == verdict
     assert f"n = {len(errors[0])}" in found.text or "Gains" in found.text
+
+
+@pytest.mark.parametrize(
+    ("errors", "losses", "verdict"),
+    [
+        ((LOW, HIGH), (HIGH, LOW), "true"),
+        ((LOW, HIGH), (LOW, HIGH), "false"),
+        ((HIGH, LOW), (HIGH, LOW), "false"),
+        ((LOW, HIGH), (LOW, LOW), "open"),
+        ((LOW, LOW), (HIGH, LOW), "open"),
+        ((LOW, LOW), (LOW, HIGH), "false"),
+    ],
+)
+def test_training_losses_decide(errors, losses, verdict, tmp_path):
+    for trial, error, loss in zip((PREACT, ORIGINAL), errors, losses, strict=True):
+        write(tmp_path, trial, error, [8.0 if each is None else each for each in loss])
+    assert trained.regularises(tmp_path, PREACT, ORIGINAL).verdict == verdict
+
+
+def test_a_loss_after_a_quarter_of_the_run(tmp_path):
+    losses = {PREACT: [3.0, 1.0, 0.1, 0.1], ORIGINAL: [3.0, 2.0, 0.1, 0.1]}
+    for trial, (first, *rest) in losses.items():
+        for seed in range(4):
+            run = record(trial, seed, 1.0, errors=[1.0] * 5)  # 10 to 50 iterations
+            values = [9.0, first + rest[0] + seed / 100, *rest]
+            curves = {**run.curves, "train_loss": values}
+            results.write(tmp_path, dataclasses.replace(run, curves=curves))
+    found = trained.higher(tmp_path, ORIGINAL, PREACT, "early loss")
+    assert found.verdict == "true"
+    assert "ResNet-110, original: 5.015 (5.000 to 5.030), n = 4" in found.text
+    assert trained.higher(tmp_path, ORIGINAL, PREACT).verdict == "open"
 
 
 def test_the_best_measured_rates_decide(tmp_path):

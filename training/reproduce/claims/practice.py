@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..profiles import first_images, standardised
-from .finding import Finding, decided
+from .finding import Finding, conditional, decided
 from .signals import network
+from .trained import FAIL
 
 if TYPE_CHECKING:
+    import keras
+
     from keras_preact.health import HealthRecord
 
 #: Share of the figures of a healthy run that a healthy range has to contain.
@@ -19,9 +22,13 @@ MOST = 0.75
 
 
 class Run(NamedTuple):
-    """A run that ends well: test accuracy and records."""
+    """A run that ends well: the network, the accuracies on training and test images, the
+    test images with their labels, and the records.
+    """
 
-    accuracy: float
+    model: "keras.Model"
+    accuracies: tuple[float, float]
+    test: tuple[np.ndarray, np.ndarray]
     records: list["HealthRecord"]
     names: list[str]
 
@@ -39,7 +46,7 @@ def run(iterations: int = 700) -> Run:
 
     images, labels, data = first_images("digits", 10_000)
     assert isinstance(data.test, Arrays)
-    test, truth = standardised(data, data.test)
+    test = standardised(data, data.test)
     model = network(20)
     drops = (iterations // 2, 3 * iterations // 4)
     rate = kp.schedules.step_schedule(0.1, drops, warmup_steps=iterations // 20)
@@ -51,8 +58,11 @@ def run(iterations: int = 700) -> Run:
     health = kp.TrainingHealth(interval=25, sample=images[:64], report=lambda message: None)
     epochs = round(iterations * 32 / len(images))
     model.fit(images, labels, batch_size=32, epochs=epochs, verbose=0, callbacks=[health])
-    accuracy = model.evaluate(test, truth, verbose=0, return_dict=True)["accuracy"]
-    return Run(accuracy, health.history, health.weights)
+    trained, tested = (
+        model.evaluate(*each, verbose=0, return_dict=True)["accuracy"]
+        for each in ((images, labels), test)
+    )
+    return Run(model, (trained, tested), test, health.history, health.weights)
 
 
 def _figures(figure: str) -> np.ndarray:
@@ -77,11 +87,45 @@ def healthy(figure: str, low: float, high: float) -> Finding:
     least, middle, most = np.percentile(values, [5, 50, 95]).tolist()
     return decided(
         inside >= MOST,
-        f"ResNet-20 on digits, {100 * run().accuracy:.1f} % of the test images right: "
+        f"ResNet-20 on digits, {100 * run().accuracies[1]:.1f} % of the test images right: "
         f"{100 * inside:.0f} % of the values are inside; the median is {middle:.2g}, and nine of "
         f"ten are between {least:.2g} and {most:.2g}.",
         inside=inside,
         median=middle,
+    )
+
+
+def gap_is_small(most: float) -> Finding:
+    """In healthy training, the accuracies on training and test images differ by less than
+    this share. It holds if they do at the end of the run.
+    """
+    trained, tested = run().accuracies
+    return decided(
+        trained - tested < most,
+        f"ResNet-20 on digits: {100 * trained:.1f} % of the training images and "
+        f"{100 * tested:.1f} % of the test images are right.",
+        gap=trained - tested,
+    )
+
+
+def units_can_be_removed() -> Finding:
+    """A residual network works without any one of its units. It holds if the test error
+    stays below 20 % without the branch of each.
+    """
+    import keras_preact as kp
+
+    found = kp.analysis.lesions(run().model, *run().test)
+    errors = dict(zip(found.units, (100 * found.error).tolist(), strict=True))
+    first = [error for unit, error in errors.items() if unit.endswith("unit1")]
+    others = [error for unit, error in errors.items() if not unit.endswith("unit1")]
+    return conditional(
+        "the unit is not the first one of a stage",
+        max(others) < FAIL,
+        max(first) < FAIL,
+        f"ResNet-20 on digits, test error {100 * found.intact_error:.1f} %: without the branch of "
+        f"one of its units, {min(others):.1f} to {max(others):.1f} %; if the unit is the first one "
+        f"of a stage, {min(first):.1f} to {max(first):.1f} %.",
+        errors=errors,
     )
 
 

@@ -1,8 +1,9 @@
 """Claims about trained networks: the committed results decide."""
 
+import bisect
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...ranks import LEVEL, difference, median, rank_test, spread
@@ -22,9 +23,37 @@ def _groups(folder: Path) -> Mapping[str, list[Record]]:
     return results.groups(results.read(folder))
 
 
-def _errors(folder: Path, trial: str) -> list[float | None]:
-    """Return the test errors of the largest group of runs of a trial on one device."""
-    return [record.error for record in results.largest(_groups(folder).get(trial, []))]
+def _test_error(record: Record) -> float | None:
+    return record.error
+
+
+def _training_loss(record: Record) -> float | None:
+    return record.final["train_loss"]
+
+
+def _early_loss(record: Record) -> float | None:
+    """Return the training loss after a quarter of the iterations, or None if the run
+    diverged.
+    """
+    if record.diverged_at is not None:
+        return None
+    iterations = record.curves["iteration"]
+    quarter = bisect.bisect_left(iterations, iterations[-1] / 4)
+    return float(record.curves["train_loss"][quarter])
+
+
+#: What a claim about runs is about: its words, its value in a run and the format.
+FIGURES: Mapping[str, tuple[str, Callable[[Record], float | None], str]] = {
+    "test error": ("Test errors in percent", _test_error, ".2f"),
+    "training loss": ("Training losses at the end", _training_loss, ".3f"),
+    "early loss": ("Training losses after a quarter of the iterations", _early_loss, ".3f"),
+}
+
+
+def _values(folder: Path, trial: str, figure: str = "test error") -> list[float | None]:
+    """Return a figure of the largest group of runs of a trial on one device."""
+    _, value, _ = FIGURES[figure]
+    return [value(record) for record in results.largest(_groups(folder).get(trial, []))]
 
 
 def _labels(trials: Sequence[str]) -> list[str]:
@@ -40,31 +69,44 @@ def _labels(trials: Sequence[str]) -> list[str]:
     return [known[trial] for trial in trials]
 
 
-def _about(folder: Path, trials: Sequence[str]) -> str:
-    """Return test errors in percent, with the range and the number of runs."""
+def _about(folder: Path, trials: Sequence[str], figure: str = "test error") -> str:
+    """Return a figure of trials, with the range and the number of runs."""
+    words, _, digits = FIGURES[figure]
     where = "CIFAR-10" if trials[0].startswith("cifar10") else "digits"
     rows = []
     for trial, label in zip(trials, _labels(trials), strict=True):
-        errors = _errors(folder, trial)
-        shown = f"{spread(errors, '.2f')}, n = {len(errors)}" if errors else "not measured"
+        values = _values(folder, trial, figure)
+        shown = f"{spread(values, digits)}, n = {len(values)}" if values else "not measured"
         rows.append(f"{label}: {shown}")
-    return f"Test errors in percent on {where}. {'; '.join(rows)}."
+    return f"{words} on {where}. {'; '.join(rows)}."
 
 
-def higher(folder: Path, row: str, than: str) -> Finding:
-    """A row has higher test errors than another one. The rank test decides; it stays open
-    if the test does not tell them apart.
+def higher(folder: Path, row: str, than: str, figure: str = "test error") -> Finding:
+    """A row has higher test errors than another one, or higher values of another figure. The
+    rank test decides; it stays open if the test does not tell them apart.
     """
-    sign = difference(_errors(folder, row), _errors(folder, than))
-    text = _about(folder, [row, than])
+    sign = difference(_values(folder, row, figure), _values(folder, than, figure))
+    text = _about(folder, [row, than], figure)
     return decided(sign > 0, text) if sign else Finding("open", text)
+
+
+def regularises(folder: Path, row: str, than: str) -> Finding:
+    """A row ends with higher training losses and lower test errors than another one. It is
+    false if the rank test finds the opposite for one of them.
+    """
+    parts = [higher(folder, row, than, "training loss"), higher(folder, than, row)]
+    verdicts = [part.verdict for part in parts]
+    text = " ".join(part.text for part in parts)
+    if "open" in verdicts and "false" not in verdicts:
+        return Finding("open", text)
+    return decided("false" not in verdicts, text)
 
 
 def similar(folder: Path, row: str, other: str, within: float) -> Finding:
     """Two rows have similar test errors. It is false if the rank test tells them apart,
     and true if their medians of at least three runs are `within` percentage points.
     """
-    errors = _errors(folder, row), _errors(folder, other)
+    errors = _values(folder, row), _values(folder, other)
     text = _about(folder, [row, other])
     if difference(*errors):
         return decided(False, text)
@@ -78,7 +120,7 @@ def any_harms(folder: Path, rows: Sequence[str], than: str) -> Finding:
     higher errors, and false if one has lower errors. For the latter, the level of the test
     is divided by the number of rows: of many rows, one may look lower by chance.
     """
-    found = {row: rank_test(_errors(folder, row), _errors(folder, than)) for row in rows}
+    found = {row: rank_test(_values(folder, row), _values(folder, than)) for row in rows}
     lower = [row for row, (sign, p) in found.items() if sign < 0 and p < LEVEL / len(rows)]
     unclear = [row for row, (sign, p) in found.items() if sign < 1 or p >= LEVEL]
     text = _about(folder, [than, *(lower or unclear or rows)])
@@ -101,7 +143,7 @@ def limit(folder: Path, up_to: str, beyond: str) -> Finding:
     """Networks of a kind can be trained up to a depth, and not beyond it: `learns` holds for
     a network of this depth, and `fails` for a deeper one.
     """
-    learned = [_learned(_errors(folder, trial)) for trial in (up_to, beyond)]
+    learned = [_learned(_values(folder, trial)) for trial in (up_to, beyond)]
     text = _about(folder, [up_to, beyond])
     if learned[0] is False or learned[1]:
         return decided(False, text)
@@ -109,7 +151,7 @@ def limit(folder: Path, up_to: str, beyond: str) -> Finding:
 
 
 def _trained(folder: Path, trial: str, claimed: bool) -> Finding:
-    learned, text = _learned(_errors(folder, trial)), _about(folder, [trial])
+    learned, text = _learned(_values(folder, trial)), _about(folder, [trial])
     return Finding("open", text) if learned is None else decided(learned is claimed, text)
 
 
@@ -124,7 +166,7 @@ def gain_grows(folder: Path, pairs: Sequence[Sequence[str]]) -> Finding:
     """Deeper networks gain more. It holds if the differences of the median test errors
     increase from pair to pair; each is the original and the improved network.
     """
-    errors = [[_errors(folder, trial) for trial in pair] for pair in pairs]
+    errors = [[_values(folder, trial) for trial in pair] for pair in pairs]
     gains = [median(before) - median(after) for before, after in errors]
     listed = "; ".join(
         f"{_labels([pair[1]])[0]}: {gain:.2f}" for pair, gain in zip(pairs, gains, strict=True)
