@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -434,10 +435,27 @@ class Graph:
     def weights_of(self, steps) -> int:
         return sum(self.steps[i].has_kernel for i in steps)
 
-    def size(self, steps: Sequence[int]) -> tuple[int, ...]:
-        """Return the numbers of weight layers, of all layers with a role, and of steps."""
+    def size(self, start: int, steps: Sequence[int]) -> tuple[int, ...]:
+        """Return how much a path changes its start: the number of weight layers that none of
+        its ways avoids, the positions of its largest kernel, and the numbers of all weight
+        layers, of all layers with a role, and of steps.
+
+        A gate has weights and is still no part of what it multiplies.
+        """
+        least = {start: 0}
+        for i in steps:
+            step = self.steps[i]
+            before = min(least[tensor] for tensor in step.inputs if tensor in least)
+            least |= dict.fromkeys(step.outputs, before + step.has_kernel)
+        kernels = [getattr(self.steps[i].operation, "kernel_size", ()) for i in steps]
         roles = sum(bool(self.steps[i].roles) for i in steps)
-        return self.weights_of(steps), roles, len(steps)
+        return (
+            [*least.values()][-1],
+            max((math.prod(size) for size in kernels), default=0),
+            self.weights_of(steps),
+            roles,
+            len(steps),
+        )
 
 
 def has_own_kernel(layer) -> bool:

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,22 +46,24 @@ def short_hash(file: BinaryIO) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()[:16]  # type: ignore[arg-type]
 
 
-def plain(value: Any, digits: int | None = None) -> Any:
+def plain(value: Any, digits: int | None = None, exact: Collection[str] = ()) -> Any:
     """Convert numbers, arrays, dataclasses and collections of them to JSON's types. Floats
     that are not finite become None; with `digits`, others are rounded to so many
-    significant digits.
+    significant digits, except for those under the names in `exact`.
     """
+
+    def of(name: str, item: Any) -> Any:
+        return plain(item, None if name in exact else digits, exact)
+
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(getattr(value, field.name), digits)
-            for field in dataclasses.fields(value)
-        }
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: of(name, getattr(value, name)) for name in names}
     if hasattr(value, "tolist"):  # NumPy
-        return plain(value.tolist(), digits)
+        return plain(value.tolist(), digits, exact)
     if hasattr(value, "items"):
-        return {str(key): plain(item, digits) for key, item in value.items()}
+        return {str(key): of(key, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, digits) for item in value]
+        return [plain(item, digits, exact) for item in value]
     if isinstance(value, float):
         if not math.isfinite(value):
             return None

@@ -68,8 +68,8 @@ class Addition(Unit):
     the next unit's shortcut starts there and has no steps.
 
     Args:
-        shortcut, residual: Tensors that are added. The shortcut is the path with fewer
-            weights; if both have as many, the one with fewer layers, then fewer steps.
+        shortcut, residual: Tensors that are added. The shortcut is the path that changes
+            its start less, see `Graph.size`.
         shortcut_steps, residual_steps: Numbers of the steps of the two paths, in order.
         total: The sum.
         before: Start of the identity path: the sum of the previous unit; `start` if
@@ -138,7 +138,7 @@ def _additions(graph: Graph) -> Iterator[Addition]:
         if start is None or graph.specs[a].shape[1:] != graph.specs[b].shape[1:]:
             continue
         paths = [(end, graph.between(start, end)) for end in (a, b)]
-        paths.sort(key=lambda path: graph.size(path[1]))
+        paths.sort(key=lambda path: graph.size(start, path[1]))
         (shortcut, shortcut_steps), (residual, residual_steps) = paths
         if graph.weights_of(residual_steps):
             ends = (start, total, shortcut, residual)

@@ -171,7 +171,9 @@ def _write(file: Path, new: Sequence[Config]) -> None:
         "runs": sorted(found, key=lambda run: (run["rate"], run["seed"])),
     }
     disk.make(file.parent)
-    disk.write_json(file, disk.plain(record, digits=6), indent=None)
+    # what is compared with the options of later runs keeps all digits
+    written = disk.plain(record, digits=6, exact=("config", "rate"))
+    disk.write_json(file, written, indent=None)
     print(f"\n{file.stem}: {swept.sentence(_points(record))} Written: {file}", flush=True)
 
 

@@ -160,11 +160,11 @@ def path(folder: Path, trial: str, seed: int) -> Path:
 
 def write(folder: Path, record: Record) -> Path:
     """Write a run's file, completely or not at all: null for numbers that are not
-    finite, 7 digits.
+    finite, 7 digits of what was measured.
     """
     target = path(folder, record.trial, record.seed)
     disk.make(target.parent)
-    disk.write_json(target, disk.plain(record, digits=7), indent=None)
+    disk.write_json(target, disk.plain(record, digits=7, exact=("config",)), indent=None)
     return target
 
 

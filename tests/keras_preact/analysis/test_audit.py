@@ -508,17 +508,24 @@ def test_shortcuts_in_transformers(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "block"), [("permutations", "single"), ("shortcut_only_gating", "basic")]
+    ("name", "block"),
+    [
+        ("permutations", "single"),
+        ("shortcut_only_gating", "basic"),
+        ("shortcut_only_gating", "single"),
+        ("exclusive_gating", "single"),
+    ],
 )
 def test_projections_are_shortcuts(name, block):
-    """A projection with a gate after it has as many weights as the branch, and one whose
-    streams are mixed has more steps.
+    """A projection with a gate after it has as many weights as the branch or more, and one
+    whose streams are mixed has more steps.
     """
     settings = {"stem": "3x3", "stem_filters": 8, "input_shape": (6, 6, 3), "classes": 5}
     stages = ((8, 2), (16, 2))
     model = kp.models.ResidualNetwork(stages, block=block, shortcut=SHORTCUTS[name], **settings)
     result = audit(model, images(8, 6, 6, 3))
     assert str(result[ORDER].status) == "PASS", result
+    assert result.arrangement == "full_preactivation"
     assert result.depth == 2 + 4 * (2 if block == "basic" else 1)
 
 

@@ -67,6 +67,10 @@ def test_runs_are_trained_once_written_and_shown(run_rates, several_runs, tmp_pa
     (folder / "preact-8.json").rename(folder / ".preact-8-x1.json")
     assert run_rates(line) == []
     assert {path.name: path.read_bytes() for path in folder.glob("preact*")} == before
+    # a rate with more digits than a measured number
+    assert run_rates("--layers 14 --rates 0.3333333333333333") == [(14, 1 / 3, 0)]
+    assert run_rates("--layers 14 --rates 0.3333333333333333") == []
+    (folder / "preact-14.json").write_bytes(before["preact-14.json"])
     # more rates and seeds, on a machine without the run directories
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     assert run_rates("--layers 8 --rates 0.1 0.2 --seeds 2") == [(8, 0.1, 1), (8, 0.2, 1)]

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from tests.training.reproduce.records import record
+from training.config import Config, from_json
 from training.errors import UserError
 from training.reproduce import results
 
@@ -25,6 +26,16 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     assert results.read(tmp_path) == [run]
     assert parsed(path.read_text()) == dataclasses.asdict(run)
     assert run.error == 6.61
+
+
+def test_options_keep_all_digits(tmp_path):
+    """Else the next seed of a recipe with a rate of 1/3 would be another recipe."""
+    config = json.loads(json.dumps(record(TRIAL, 0, 6.5).config))
+    config["optimizer"]["learning_rate"] = 1 / 3
+    run = dataclasses.replace(record(TRIAL, 0, 20 / 3), config=config)
+    (read,) = results.read(results.write(tmp_path, run).parents[2])
+    assert read.error == 6.666667
+    results.check_same(read, from_json(Config, config), run.data)
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
