@@ -414,6 +414,7 @@ _ADVICE: tuple[tuple[str, str, str | None, str, Mapping[str, Any]], ...] = (
         "small_batch128_linear",
         {},
     ),
+    ("ResNet-110", _RESNET110, None, "small", {}),
     ("ResNet-110 without warm-up", "resnet110-preact-cold", _RESNET110, "small_cold", {}),
     (
         "ResNet-110, orthogonal weights",
@@ -461,6 +462,9 @@ _ADVICE: tuple[tuple[str, str, str | None, str, Mapping[str, Any]], ...] = (
 
 
 def _advice(label: str, name: str, baseline: str | None, recipe: str, options: Any) -> Row:
+    for row in _DIGITS2.rows:
+        if row.trial.name == f"digits/{name}":
+            return Row(label, row.trial)
     model = next(model for start, model in _ADVISED.items() if name.startswith(start))
     model = dataclasses.replace(model, **options)
     of = baseline and f"digits/{baseline}"
@@ -511,10 +515,7 @@ TABLES: Mapping[str, Table] = {
     ),
     "advice": Table(
         "Activations, dropout, weights, warm-up and batches, on digits",
-        (
-            *(_advice(*row) for row in _ADVICE),
-            *(row for row in _DIGITS2.rows if row.trial.name == f"digits/{_RESNET110}"),
-        ),
+        tuple(_advice(*row) for row in _ADVICE),
         about="What handbooks advise: one change at a time, in networks of a quarter of the "
         "channels. The first rows are ResNet-20 with full pre-activation and the recipe of the "
         "small tables. Batches of 4 and 128 train for as many epochs. For 128 images, a rate of "
