@@ -438,7 +438,7 @@ class Graph:
     def size(self, start: int, steps: Sequence[int]) -> tuple[int, ...]:
         """Return how much a path changes its start: the number of weight layers that none of
         its ways avoids, the positions of its largest kernel, and the numbers of all weight
-        layers, of all layers with a role, and of steps.
+        layers and of all steps.
 
         A gate has weights and is still no part of what it multiplies.
         """
@@ -448,12 +448,10 @@ class Graph:
             before = min(least[tensor] for tensor in step.inputs if tensor in least)
             least |= dict.fromkeys(step.outputs, before + step.has_kernel)
         kernels = [getattr(self.steps[i].operation, "kernel_size", ()) for i in steps]
-        roles = sum(bool(self.steps[i].roles) for i in steps)
         return (
             [*least.values()][-1],
             max((math.prod(size) for size in kernels), default=0),
             self.weights_of(steps),
-            roles,
             len(steps),
         )
 

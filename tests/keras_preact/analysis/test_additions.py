@@ -54,6 +54,18 @@ def test_f_is_what_follows_an_addition_but_no_weight_layer():
     assert [graph.steps[i].kind for unit in units for i in unit.shared] == ["ReLU", "Dense", "ReLU"]
 
 
+def test_a_gate_is_no_part_of_what_it_multiplies():
+    """The shortcut has more weights than the branch, and as large a kernel."""
+    inputs = keras.Input((4,))
+    gate = layers.Dense(4, activation="sigmoid")(layers.Dense(4)(inputs))
+    gated = layers.Multiply()([gate, inputs])
+    model = keras.Model(inputs, layers.Add()([layers.Dense(4)(inputs), gated]))
+    graph = Graph(model, harness.images(2, 4))
+    (unit,) = find_units(graph)
+    assert graph.steps[graph.producers[unit.shortcut]].kind == "Multiply"
+    assert [graph.steps[i].kind for i in unit.branch] == ["Dense"]
+
+
 def test_opaque_layers_stay_one_step():
     model = network(20)
     graph = Graph(model, IMAGES, opaque=(kp.UnitStack, kp.ResidualUnit))
