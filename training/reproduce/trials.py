@@ -66,7 +66,8 @@ def early_dropout(run: Path) -> "keras.callbacks.Callback":
     """Return what lets a dropout of 0.1 fall to 0 until the rate drops for the first time."""
     import keras_preact as kp  # brings Keras
 
-    return kp.DropoutSchedule(kp.schedules.linear_schedule(0.1, steps=350))
+    first, *_ = small().schedule.drops
+    return kp.DropoutSchedule(kp.schedules.linear_schedule(0.1, steps=round(first)))
 
 
 def small_adamw() -> Config:

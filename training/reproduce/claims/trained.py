@@ -95,11 +95,7 @@ def regularises(folder: Path, row: str, than: str) -> Finding:
     false if the rank test finds the opposite for one of them.
     """
     parts = [higher(folder, row, than, "training loss"), higher(folder, than, row)]
-    verdicts = [part.verdict for part in parts]
-    text = " ".join(part.text for part in parts)
-    if "open" in verdicts and "false" not in verdicts:
-        return Finding("open", text)
-    return decided("false" not in verdicts, text)
+    return _all_hold(parts, " ".join(part.text for part in parts))
 
 
 def similar(folder: Path, row: str, other: str, within: float) -> Finding:
@@ -143,23 +139,25 @@ def limit(folder: Path, up_to: str, beyond: str) -> Finding:
     """Networks of a kind can be trained up to a depth, and not beyond it: `learns` holds for
     a network of this depth, and `fails` for a deeper one.
     """
-    learned = [_learned(_values(folder, trial)) for trial in (up_to, beyond)]
-    text = _about(folder, [up_to, beyond])
-    if learned[0] is False or learned[1]:
-        return decided(False, text)
-    return Finding("open", text) if None in learned else decided(True, text)
+    parts = [learns(folder, up_to), fails(folder, beyond)]
+    return _all_hold(parts, _about(folder, [up_to, beyond]))
 
 
 def _trained(folder: Path, trial: str, claimed: bool) -> Finding:
-    learned, text = _learned(_values(folder, trial)), _about(folder, [trial])
-    return Finding("open", text) if learned is None else decided(learned is claimed, text)
+    errors, text = _values(folder, trial), _about(folder, [trial])
+    learned = any(error is not None and error < FAIL for error in errors)
+    is_known = learned or len(errors) >= ENOUGH
+    return decided(learned is claimed, text) if is_known else Finding("open", text)
 
 
-def _learned(errors: Sequence[float | None]) -> bool | None:
-    """Return whether a network has learned in one of its runs, or None if too few are known."""
-    if any(error is not None and error < FAIL for error in errors):
-        return True
-    return False if len(errors) >= ENOUGH else None
+def _all_hold(parts: Sequence[Finding], text: str) -> Finding:
+    """Return whether all parts of a claim are true. A false part decides, an open one does
+    not.
+    """
+    verdicts = [part.verdict for part in parts]
+    if "open" in verdicts and "false" not in verdicts:
+        return Finding("open", text)
+    return decided("false" not in verdicts, text)
 
 
 def gain_grows(folder: Path, pairs: Sequence[Sequence[str]]) -> Finding:
