@@ -2,11 +2,13 @@
 that do not depend on the backend.
 """
 
+import atexit
 import collections
 import fcntl
 import gc
 import os
 import random
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,6 +17,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # TensorFlow's default depends on the CPU. Without it, convolutions have their channels last.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+# Runs would keep their compiled steps in the user's cache folder.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="keras-preact-compiled-")
 
 import hypothesis
 import keras
@@ -23,6 +27,8 @@ import pytest
 from keras_preact.backend.tf_data import untuned
 
 BACKEND = keras.backend.backend()
+
+atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 # Every run has the same examples and no time limit for them: a rare fault or a busy machine must
 # not fail a change that has not caused it.

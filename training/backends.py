@@ -127,6 +127,12 @@ def cpu_flags() -> list[str]:
     )
 
 
+def instructions() -> str:
+    """Return the processor and all of its instruction sets, as the system names them."""
+    flags = _line("/proc/cpuinfo", "flags") or _line("/proc/cpuinfo", "Features")
+    return f"{platform.machine()} {cpu()} {flags}"
+
+
 def machine(variables: Iterable[str]) -> dict[str, Any]:
     """Return the description of the machine for a benchmark's file, with the values of
     these environment variables if they are set.

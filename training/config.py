@@ -321,6 +321,9 @@ class Config:
     """Iterations per call of the compiled train step."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
     """Compile the train step (XLA, torch.compile). auto: as Keras; TensorFlow on a CPU: off."""
+    compile_cache: str = "auto"
+    """Folder of compiled steps, which the next run of the same network need not compile. off: none.
+    auto: for JAX, in ~/.cache/keras-preact. TensorFlow compiles with XLA only."""
     health: int = 100
     """Iterations between records of gradients, updates and activations (health.csv). 0: none."""
     callbacks: tuple[str, ...] = ()
@@ -371,6 +374,7 @@ FREE = [
     "dry_run",
     "checkpoint",
     "distribution",
+    "compile_cache",
     "health",
     "callbacks",
     "profile",

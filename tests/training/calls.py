@@ -108,15 +108,16 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def start(*arguments: object, cwd: Path) -> subprocess.Popen:
-    """Start `python ARGUMENTS` with this process's backend, and without TensorFlow's log
-    level, as a user does.
+def start(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen:
+    """Start `python ARGUMENTS` with this process's backend, these environment variables, and
+    without TensorFlow's log level, as a user does.
     """
     environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
     environment |= {
         "KERAS_BACKEND": keras.backend.backend(),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
+        **variables,
     }
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(

@@ -17,6 +17,7 @@ import numpy as np
 from .. import backends, cli, disk
 from ..config import from_json
 from ..directory import runs
+from ..run import compile_cache
 from . import results
 from .results import RESULTS, WORK
 
@@ -64,6 +65,8 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
         UserError: for a run that differs from the row's other runs, or from the run in
             its directory.
     """
+    compile_cache.use(compile_cache.AUTO)  # before the imports, which read it
+
     import keras
 
     from ..commands.evaluate.__main__ import evaluate

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import checking
+from . import compile_cache
 from .checks import check
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
     Raises:
         UserError: for a configuration that does not fit; nothing is written then.
     """
+    compile_cache.use(config.compile_cache)  # before the imports, which read it
     check(config)  # before the imports, which take seconds
 
     import keras
