@@ -287,6 +287,7 @@ class UnitNetwork(keras.Model):
         returns probabilities, or the other way round.
 
         `jit_compile="auto"` uses no XLA for TensorFlow on a CPU, where it is slower.
+        `jit_compile=True` has no effect on PyTorch, with a warning.
         """
         super().compile(
             optimizer,
@@ -299,8 +300,17 @@ class UnitNetwork(keras.Model):
             jit_compile,
             auto_scale_loss,
         )
-        self._jit_is_automatic = jit_compile == "auto"
-        if self._jit_is_automatic and devices.xla_is_slower():
+        self._jit_choice = jit_compile
+        if jit_compile == "auto" and devices.xla_is_slower():
+            self.jit_compile = False
+        elif self.jit_compile and keras.backend.backend() == "torch":
+            # torch.compile follows Keras' own code and ends in an error of its compiler; where it
+            # does not, as with shapes that are all fixed, a step takes longer than without
+            warnings.warn(
+                "torch.compile does not compile the train step of these networks: "
+                "jit_compile=True has no effect on PyTorch.",
+                stacklevel=2,
+            )
             self.jit_compile = False
         if self.logits is not None:
             activation = self.arguments["classifier_activation"]
@@ -317,8 +327,8 @@ class UnitNetwork(keras.Model):
         config = super().get_compile_config()
         # Keras saves its choice for this backend. With torch's choice, JAX would compute without
         # `jit`, very slowly; with TensorFlow's choice, torch would compile.
-        if config and self._jit_is_automatic:
-            config["jit_compile"] = "auto"
+        if config:
+            config["jit_compile"] = self._jit_choice
         return config
 
     def compile_from_config(self, config):
