@@ -11,9 +11,10 @@ from keras_preact.export.version import GRAPH, Version, VersionError
 from keras_preact.preprocessing import InputRange
 from keras_preact.serving import engines
 from keras_preact.serving.batching import Batcher, ComputationError
+from keras_preact.serving.decoding import ImageDecoder
 from keras_preact.serving.errors import RequestError, TooLarge
 from keras_preact.serving.metrics import Metrics
-from keras_preact.serving.servable import ImageDecoder, Servable
+from keras_preact.serving.servable import Servable
 from keras_preact.serving.settings import Settings
 from keras_preact.serving.tensors import Signature, TensorSpec
 

@@ -1,28 +1,20 @@
-"""One loaded version of a model. Images are decoded one by one, so that a damaged one
-spoils no other, and computed in batches.
-"""
+"""One loaded version of a model: it decodes images, and computes them in batches."""
 
-import asyncio
 import dataclasses
 import logging
-import os
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from keras_preact.export.version import class_scores
 from keras_preact.serving.batching import Batcher, Duration
+from keras_preact.serving.decoding import ImageDecoder
 from keras_preact.serving.errors import RequestError, TooBusy, TooLarge
 from keras_preact.serving.tensors import Signature
 
 log = logging.getLogger("keras_preact.serving")
-
-#: How PNG, JPEG and WebP files begin in base64, and a data URL.
-_AS_TEXT = (b"iVBORw0KGgo", b"/9j/", b"UklGR", b"data:image/")
 
 
 @dataclasses.dataclass
@@ -67,7 +59,7 @@ class Servable:
     signatures: Mapping[str, Signature]
     signature_defs: dict[str, Any]
     batcher: Batcher
-    decoder: "ImageDecoder | None"
+    decoder: ImageDecoder | None
     max_queue: int
     in_progress: int = 0
     statistics: Statistics = dataclasses.field(default_factory=Statistics)
@@ -185,60 +177,3 @@ class Servable:
         await self.batcher.close()
         if self.decoder:
             self.decoder.close()
-
-
-class ImageDecoder:
-    """Turns image files into the network's input, in threads.
-
-    Args:
-        decode: TensorFlow function of an exported model from strings `(n,)` to images
-            `(n, ...)`.
-        threads: Number of threads. None: one per core.
-    """
-
-    def __init__(self, decode: Callable, threads: int | None = None):
-        self._decode = decode
-        self._threads = ThreadPoolExecutor(threads or os.cpu_count(), thread_name_prefix="decoder")
-
-    async def __call__(self, files: Sequence[bytes]) -> np.ndarray:
-        """Return the images `(n, ...)` in files with these contents. If the call is
-        cancelled, files that still wait are dropped.
-
-        Raises:
-            RequestError: if a file is not a complete image, or is not accepted; the
-                message says which one.
-        """
-        loop = asyncio.get_running_loop()
-        jobs = [loop.run_in_executor(self._threads, self._decode_one, one) for one in files]
-        results = await asyncio.gather(*jobs, return_exceptions=True)
-        for number, result in enumerate(results):
-            if isinstance(result, BaseException):
-                raise _translated(result, f"image {number}", files[number]) from result
-        return np.concatenate(results)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(wait=False)
-
-    def _decode_one(self, file: bytes) -> np.ndarray:
-        import tensorflow as tf
-
-        return self._decode(tf.constant([file])).numpy()
-
-
-def _translated(error: BaseException, image: str, file: bytes) -> BaseException:
-    """Return the error for the client. An error that the image did not cause is
-    returned unchanged.
-    """
-    import tensorflow as tf
-
-    if not isinstance(error, tf.errors.InvalidArgumentError):
-        return error
-    sentence = re.search("<<(.*?)>>", error.message, re.DOTALL)
-    if sentence is None:
-        return RequestError(f"{image} is damaged or cut off. Send a whole PNG, JPEG or WebP file.")
-    # The function gets one image at a time, which it calls image 0.
-    text = sentence[1].replace("image 0", image, 1)
-    if file.startswith(_AS_TEXT):
-        text += '. It looks like base64 in a plain text: send it as {"b64": "BASE64"}, encoded once'
-    return RequestError(text)

@@ -20,8 +20,9 @@ from keras_preact.preprocessing import InputRange
 from keras_preact.serving import server
 from keras_preact.serving.app import create_app
 from keras_preact.serving.batching import Batcher
+from keras_preact.serving.decoding import ImageDecoder
 from keras_preact.serving.repository import Repository
-from keras_preact.serving.servable import ImageDecoder, Servable
+from keras_preact.serving.servable import Servable
 from keras_preact.serving.settings import Settings
 from keras_preact.serving.tensors import Signature, TensorSpec
 
@@ -80,11 +81,12 @@ class Network:
 
 
 def decode(files):
-    """Return images whose values are the number that a file is."""
-    [file] = files.numpy()
-    if not file.isdigit():
-        raise tf.errors.InvalidArgumentError(None, None, "<<image 0 is no number>>")
-    return tf.fill((1, *SHAPE), float(file[:3]))
+    """Return images whose values are the numbers that the files are."""
+    for number, file in enumerate(files.numpy()):
+        if not file.isdigit():
+            message = f"<<image {number} is no number>>"
+            raise tf.errors.InvalidArgumentError(None, None, message)
+    return tf.stack([tf.fill(SHAPE, float(file[:3])) for file in files.numpy()])
 
 
 def load(path: Path, settings: Settings) -> Servable:
