@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from keras_preact.serving import tensors
+from keras_preact.serving import json_rows, tensors
 from keras_preact.serving.batching import Outputs
 from keras_preact.serving.errors import NotFound, RequestError
 from keras_preact.serving.gate import inference, json_response, leased, version_of
@@ -88,6 +88,9 @@ def parse_predict(request: Request, body: bytes, servable: Servable) -> Call:
         RequestError: if the body is not such a request, or does not fit the signature
             that it names.
     """
+    call = _of_regular_rows(body, servable)
+    if call is not None:
+        return call
     known = ("signature_name", "instances", "inputs")
     document = tensors.fields(tensors.parse_json(body), known, "")
     signature = _signature(document, servable.signatures)
@@ -112,6 +115,26 @@ def parse_predict(request: Request, body: bytes, servable: Servable) -> Call:
             servable.check_rows(len(content))
     array = _from_json(content, signature.input, servable)
     return Call.of(signature, array, key == "instances")
+
+
+def _of_regular_rows(body: bytes, servable: Servable) -> Call | None:
+    """Return the call of a body that holds rows of numbers and at most the name of a
+    signature, None for every other body.
+    """
+    found = json_rows.split(body)
+    if found is None or found[1] not in ("instances", "inputs"):
+        return None
+    document, key, text = found
+    name = document.pop("signature_name", None)
+    name = DEFAULT_SIGNATURE if name is None or name == "" else name
+    if document or not isinstance(name, str) or name not in servable.signatures:
+        return None
+    signature = servable.signatures[name]
+    lengths = [length for length in signature.input.shape[1:] if length is not None]
+    if signature.input.dtype != "float32" or len(lengths) != len(signature.input.shape) - 1:
+        return None
+    array = json_rows.read(text, lengths, servable.batcher.max_batch_size)
+    return None if array is None else Call.of(signature, array, key == "instances")
 
 
 @inference(parse_predict)
