@@ -28,16 +28,17 @@ _ROOT = Path(__file__).parents[1]
 
 def start(
     module: str,
-    argument: str,
+    arguments: Sequence[str],
     keras_backend: str,
     variables: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> subprocess.Popen:
-    """Start a module, such as `training.benchmark.child`, in a process of its own.
+    """Start a module, such as `training.benchmark.child`, in a process of its own, which
+    `kill` ends.
 
     Args:
         module: Name of the module. It is found from every working directory.
-        argument: Argument of the module.
+        arguments: Arguments of the module.
         keras_backend: KERAS_BACKEND of the process.
         variables: Environment variables of the process, unless they are set already.
         **options: Options of `subprocess.Popen`.
@@ -45,7 +46,7 @@ def start(
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     required = {"KERAS_BACKEND": keras_backend, "PYTHONPATH": path}
     return subprocess.Popen(
-        [sys.executable, "-m", module, argument],
+        [sys.executable, "-m", module, *arguments],
         env=dict(variables) | os.environ | required,
         start_new_session=True,  # only this process passes Ctrl-C on to it
         **options,
@@ -58,7 +59,7 @@ def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[i
     """
     process = start(
         module,
-        argument,
+        [argument],
         keras_backend,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -69,10 +70,10 @@ def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[i
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        _kill(process)
+        kill(process)
         return STOPPED, "", ""
     except BaseException:
-        _kill(process)
+        kill(process)
         raise
     return process.returncode, out, err
 
@@ -99,7 +100,7 @@ def statuses(
             while waiting and not received and len(running) < parallel:
                 number = waiting.pop(0)
                 backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-                running[number] = start(module, arguments[number], backend, variables=variables)
+                running[number] = start(module, [arguments[number]], backend, variables=variables)
             for received_signal in received[passed_on:]:
                 for process in running.values():
                     process.send_signal(received_signal)
@@ -152,7 +153,7 @@ class Resident:
         self._messages = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = start(
             module,
-            argument,
+            [argument],
             keras_backend,
             variables,
             stdin=subprocess.PIPE,
@@ -176,7 +177,7 @@ class Resident:
         out = self._process.stdout
         assert out is not None
         if not select.select([out], [], [], self.limit)[0]:
-            _kill(self._process)
+            kill(self._process)
             return STOPPED, "", ""
         line = out.readline()
         if line:
@@ -187,7 +188,7 @@ class Resident:
 
     def close(self) -> None:
         """Kill the child and all processes that it started."""
-        _kill(self._process)
+        kill(self._process)
         self._messages.close()
 
 
@@ -203,7 +204,8 @@ def result(module: str, argument: str, keras_backend: str, limit: float) -> dict
     return json.loads(out.splitlines()[-1])
 
 
-def _kill(process: subprocess.Popen) -> None:
+def kill(process: subprocess.Popen) -> None:
+    """End a process that `start` has started, and all that it started itself."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

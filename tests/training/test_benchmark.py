@@ -4,6 +4,7 @@ tiny network. No test asserts a time.
 
 import json
 import math
+import re
 import subprocess
 from pathlib import Path
 
@@ -197,3 +198,59 @@ def test_a_tiny_run(monkeypatch):
 def test_wrong_options(options, message, capsys, empty_folder):
     assert message in error_of(capsys, command.main, words(options))
     assert list(empty_folder.iterdir()) == []
+
+
+SAMPLE = Path(__file__).parents[2] / "saved_models" / "cifar10_resnet20"
+
+
+@pytest.mark.process
+def test_a_server_under_load(capsys):
+    options = "--rounds 2 --seconds 0.1 --clients 2 --bodies binary json png jpeg --output s.json"
+    command.main(["serve", str(SAMPLE), *words(options)])
+    printed, content = capsys.readouterr().out, json.loads(Path("s.json").read_text())
+    labels = [f"tensorflow/{body}" for body in ("batch", "binary", "json", "png", "jpeg")]
+    assert list(content["summary"]) == labels
+    assert all(label in printed for label in labels)
+    for label, found in content["summary"].items():
+        assert found.keys() == {"cpu_seconds", "images_per_second", "latency_99"}
+        for figure in found.values():
+            assert (figure["rounds"], figure["ratio"]["over"]) == (2, labels[0])
+            assert 0 < figure["min"] <= figure["median"] <= figure["max"]
+        one = found["cpu_seconds"]["ratio"]["median"]
+        assert (one == 1) == (label == labels[0])
+
+
+def card_with(folder, **changes) -> Path:
+    model = folder / "other"
+    model.mkdir()
+    card = json.loads((SAMPLE / "model_card.json").read_text()) | changes
+    (model / "model_card.json").write_text(json.dumps(card))
+    return model
+
+
+SIGNATURES = json.loads((SAMPLE / "model_card.json").read_text())["signatures"]
+SEQUENCES = {"serving_default": {"inputs": {"tokens": {"dtype": "int32", "shape": [None, 9]}}}}
+WITHOUT_FILES = {key: value for key, value in SIGNATURES.items() if key != "predict_bytes"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (None, "is no exported model: it has no model_card.json"),
+        ({"signatures": SEQUENCES}, r"takes no images of one size. Received: the shape \[9\]"),
+        ({"signatures": WITHOUT_FILES}, "takes no image files: give --bodies binary json"),
+        ({"signatures": {}}, "model_card.json cannot be read"),
+    ],
+)
+def test_models_that_the_load_does_not_fit(changes, message, tmp_path, capsys):
+    model = tmp_path / "none" if changes is None else card_with(tmp_path, **changes)
+    assert re.search(message, error_of(capsys, command.main, ["serve", str(model)]))
+
+
+@pytest.mark.process
+def test_a_model_that_cannot_be_served_says_why(tmp_path, capsys):
+    model = card_with(tmp_path)
+    (model / "1").mkdir()
+    (model / "1" / "saved_model.pb").touch()
+    message = error_of(capsys, command.main, ["serve", str(model), "--seconds", "0.1"])
+    assert message.startswith("error: The server does not answer: HTTP/1.1 503")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .. import cli
-from . import very_deep
+from . import serve, very_deep
 from .questions import QUESTIONS, Question
 
 DESCRIPTION = """Measure networks side by side, each in its own process, in turn (A B A B ...).
@@ -20,7 +20,11 @@ torch_resnet_cifar20 (also 56 and 110, in plain PyTorch). Each takes dtype=mixed
 compile=true."""
 
 #: Name of a command to its question, which holds the options, or to a function that measures.
-COMMANDS: Mapping[str, Callable[..., Question | None]] = {**QUESTIONS, "very-deep": very_deep.run}
+COMMANDS: Mapping[str, Callable[..., Question | None]] = {
+    **QUESTIONS,
+    "serve": serve.run,
+    "very-deep": very_deep.run,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -80,7 +80,7 @@ def table(
     columns: Sequence[Column],
     summary: Mapping[str, Mapping[str, Mapping]],
     baselines: Mapping[str, str],
-    remarks: Mapping[str, Sequence[str]],
+    remarks: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """Return a table for a terminal: medians with the least and the largest value.
 
@@ -91,7 +91,7 @@ def table(
         summary: What `summarize` returns.
         baselines: Label of a candidate to the label of its baseline.
         remarks: Label to the cells of the last two columns: whether it is compiled, and why
-            it has no figures.
+            it has no figures. None: there are no such columns.
     """
     columns = [
         column
@@ -101,7 +101,8 @@ def table(
     numbers = {label: f"[{n}]" for n, label in enumerate(summary, 1)}
     first = columns[0].name if columns else ""
     headings = [column.heading for column in columns]
-    rows = [["", "candidate", *headings, f"ratio of {first}", "jit", ""]]
+    last = [] if remarks is None else ["jit", ""]
+    rows = [["", "candidate", *headings, f"ratio of {first}", *last]]
     for label, figures in summary.items():
         cells = [column.text(figures.get(column.figure)) for column in columns]
         shown = next((column for column in columns if column.figure in figures), None)
@@ -114,5 +115,6 @@ def table(
             text, *ends = _range(ratio, "{:.3g}".format).split(" ", 1)
             text = " ".join([text, "x", numbers[baselines[label]], *ends])
             text += "" if shown is columns[0] else f" of {shown.name}"
-        rows.append([numbers[label], label, *cells, text, *remarks[label]])
+        last = [] if remarks is None else [*remarks[label]]
+        rows.append([numbers[label], label, *cells, text, *last])
     return lines(rows, numbers=(0, *range(2, 2 + len(columns))))
