@@ -57,7 +57,7 @@ _ARRANGEMENT_REASONS = {
 _PRE_NORM_REASON = "It trains without a long warm-up; post-norm needs one (arXiv 2002.04745)."
 _RATE_REASON = (
     "The paper trains every depth at this rate, up to 1,202 layers. Of eight rates on digits, 0.2 "
-    "was the best at 20 and at 218 layers here, and 0.1 at 56 and 110 (results/README.md). Rules "
+    "was the best at 20 and 218 layers here, and 0.1 at 56, 110 and 506 (results/README.md). Rules "
     "of thumb start deep networks lower, at 0.01 to 0.05 from 200 layers on and at 0.001 from "
     "1,000 on: try that if the loss rises."
 )
