@@ -162,12 +162,8 @@ def _statuses(runs: Sequence[tuple[str, int]], options: Options, table: str | No
     """Train every run, a trial and its seed, in a process of its own, `options.parallel` of
     them at a time, and return their exit statuses.
     """
-    variables = {
-        # the runs of a trial compile the same functions
-        "JAX_COMPILATION_CACHE_DIR": str(options.work.absolute() / "compiled"),
-        # JAX takes so much of the device's memory at once
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / options.parallel:.2f}",
-    }
+    # JAX takes so much of the device's memory at once
+    variables = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / options.parallel:.2f}"}
     jobs = [json.dumps((*run, dataclasses.asdict(options), table), default=str) for run in runs]
     return children.statuses(f"{__package__}.run", jobs, options.parallel, variables)
 
