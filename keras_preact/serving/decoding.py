@@ -37,7 +37,7 @@ class ImageDecoder:
         self._count = threads or os.cpu_count() or 1
         self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="decoder")
         self._waiting: deque[tuple[bytes, asyncio.Future]] = deque()
-        self._workers: set[asyncio.Task] = set()
+        self._workers: set[asyncio.Task | None] = set()
         self._busy = 0  # workers whose thread decodes
 
     async def __call__(self, files: Sequence[bytes]) -> np.ndarray:
@@ -52,9 +52,7 @@ class ImageDecoder:
         entries = [(file, loop.create_future()) for file in files]
         self._waiting.extend(entries)
         for _ in range(min(len(files), self._count - len(self._workers))):
-            worker = loop.create_task(self._work())
-            self._workers.add(worker)
-            worker.add_done_callback(self._workers.discard)
+            self._workers.add(loop.create_task(self._work()))
         images = []
         results = await asyncio.gather(*(one for _, one in entries), return_exceptions=True)
         for number, result in enumerate(results):
@@ -68,25 +66,32 @@ class ImageDecoder:
         self._threads.shutdown(wait=False)
 
     async def _work(self) -> None:
+        try:
+            await asyncio.sleep(0)  # for files that arrive in the same step of the loop
+            while entries := self._next_entries():
+                await self._decode_entries(entries)
+        finally:
+            # at once, because a file that comes now needs another worker
+            self._workers.discard(asyncio.current_task())
+
+    async def _decode_entries(self, entries: Sequence[tuple[bytes, asyncio.Future]]) -> None:
+        files = [file for file, _ in entries]
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(0)  # for files that arrive in the same step of the loop
-        while entries := self._next_entries():
-            files = [file for file, _ in entries]
-            results: list[np.ndarray | Exception]
-            self._busy += 1
-            try:
-                results = await loop.run_in_executor(self._threads, self._decode_all, files)
-            except Exception as error:  # no thread can be started
-                results = [error] * len(files)
-            finally:
-                self._busy -= 1
-            for (_, image), result in zip(entries, results, strict=True):
-                if image.done():  # the request was cancelled
-                    continue
-                if isinstance(result, Exception):
-                    image.set_exception(result)
-                else:
-                    image.set_result(result)
+        results: list[np.ndarray | Exception]
+        self._busy += 1
+        try:
+            results = await loop.run_in_executor(self._threads, self._decode_all, files)
+        except Exception as error:  # no thread can be started
+            results = [error] * len(files)
+        finally:
+            self._busy -= 1
+        for (_, image), result in zip(entries, results, strict=True):
+            if image.done():  # the request was cancelled
+                continue
+            if isinstance(result, Exception):
+                image.set_exception(result)
+            else:
+                image.set_result(result)
 
     def _next_entries(self) -> list[tuple[bytes, asyncio.Future]]:
         """Return the files of the next call: a share of those that wait, so that each thread

@@ -146,6 +146,31 @@ async def test_files_of_a_request_that_was_cancelled_are_not_decoded():
     assert flat(decode.calls) == [b"1", b"2"]
 
 
+async def test_a_file_that_comes_when_a_thread_has_just_ended_is_decoded(monkeypatch):
+    """A worker finds no file, and the next one comes before anybody hears that it ended."""
+    ended = asyncio.Event()
+    following = ImageDecoder._next_entries
+
+    def noting(decoder):
+        entries = following(decoder)
+        if not entries:
+            ended.set()  # wakes `late` before all callbacks of the worker's task
+        return entries
+
+    monkeypatch.setattr(ImageDecoder, "_next_entries", noting)
+    async with decoding_with(Decode()) as decoder:
+
+        async def late():
+            await ended.wait()
+            return await decoder(files_of(2))
+
+        waiting = asyncio.create_task(late())
+        await asyncio.sleep(0)
+        assert (await decoder(files_of(1))).tolist() == [[1]]
+        async with asyncio.timeout(5):
+            assert (await waiting).tolist() == [[2]]
+
+
 async def test_without_threads_every_request_gets_the_error():
     decode = Decode()
     async with decoding_with(decode) as decoder:
