@@ -18,9 +18,9 @@ import orjson
 from keras_preact.serving import tensors
 from keras_preact.serving.errors import RequestError
 
-#: What stands before a list that is the value of a field, up to its name.
+#: Name of a field and its colon, before a list that is its value.
 _FIELD = re.compile(rb'"([a-z_]+)"[ \t\r\n]*:[ \t\r\n]*\Z')
-#: What stands in the place of the list. No client knows it, so no other field holds it.
+#: Text that replaces the list. No client knows it, so no other field holds it.
 _PLACE = secrets.token_hex(8)
 _SPACES = b" \t\r\n"
 _OF_NUMBERS = b"0123456789+-.eE"

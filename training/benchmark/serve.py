@@ -68,6 +68,8 @@ def run(
         seconds: Seconds of load per round and kind of request.
         output: Write settings, versions and every figure to this JSON file.
     """
+    from .comparison import ENVIRONMENT  # imports Keras, which is too slow for a help text
+
     check_positive(clients=clients, rounds=rounds, seconds=seconds)
     requests = _requests(model, ("batch", *bodies))
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -86,7 +88,7 @@ def run(
                     figures[-1][f"{engine}/{body}"] = server.measure(request, clients, seconds)
             print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
     summary = report.summarize(figures, baselines)
-    machine = backends.machine(("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS"))
+    machine = backends.machine(ENVIRONMENT)
     print(
         f"\n{model.name}: {clients} clients, {rounds} round{'s' * (rounds > 1)} ({machine['cpu']})"
     )

@@ -20,7 +20,8 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
     Raises:
         UserError: for a configuration that does not fit; nothing is written then.
     """
-    compile_cache.use(config.compile_cache)  # before the imports, which read it
+    if not config.dry_run:  # it writes nothing, and measures how long compiling takes
+        compile_cache.use(config.compile_cache)  # before the imports, which read it
     check(config)  # before the imports, which take seconds
 
     import keras

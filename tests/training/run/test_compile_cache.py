@@ -96,6 +96,14 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_writes_nothing(variables, tmp_path, capsys):
+    folder = tmp_path / "compiled"
+    train.main(["digits", *TINY, "--compile-cache", str(folder), "--dry-run"])
+    assert "to compile" in capsys.readouterr().out
+    assert not folder.exists()
+    assert not {JAX, TORCH, TENSORFLOW} & variables.keys()
+
+
 @pytest.mark.process
 def test_the_second_run_does_not_compile_its_steps(monkeypatch, tmp_path):
     """On JAX. The weights are the same, to the bit."""
