@@ -20,7 +20,7 @@ _MODULES = {
     "tensorflow_datasets tyro",
     "hub": "keras_hub",
     "huggingface": "datasets",
-    "benchmark": "timm",
+    "benchmark": "timm grain",
     "weights": "safetensors",
     "serving": "starlette granian orjson prometheus_client pydantic",
     "onnx": "onnx onnxruntime tf2onnx",

@@ -30,7 +30,8 @@ def files(folder: Path, failed: Failed) -> list[Path]:
     """Return the visible files at any depth, sorted. Links to folders are followed, except
     from inside these folders.
     """
-    return sorted(_files(folder, failed, ()))
+    # the entries of a folder are sorted, and so are all paths by their parts
+    return list(_files(folder, failed, ()))
 
 
 def _files(folder: Path, failed: Failed, above: Sequence[str]) -> Iterator[Path]:

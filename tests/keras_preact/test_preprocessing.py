@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_preact.preprocessing import PREPROCESSING, Preprocessing, resize_image
+from keras_preact.preprocessing import (
+    PREPROCESSING,
+    Preprocessing,
+    resize_image,
+    smoothly_resized,
+)
 from tests.keras_preact import harness
 
 
@@ -112,6 +117,34 @@ def test_the_usual_preprocessing_for_imagenet_to_the_last_bit(shape, size):
     whole = tf.image.resize(image, scaled, method="bilinear", antialias=True)
     want = tf.image.resize_with_crop_or_pad(whole, size, size)
     np.testing.assert_array_equal(resize_image(image, PREPROCESSING["imagenet"], size), want)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "method",
+    ["bilinear", "bicubic", "lanczos3", "lanczos5", "gaussian", "mitchellcubic", "area", "nearest"],
+)
+def test_smooth_resizing_is_tensorflows_to_the_last_bit(method, dtype):
+    """Smaller, larger, both, and the same size; from one and four channels; the size as
+    numbers and as a tensor.
+    """
+    tf = pytest.importorskip("tensorflow")
+    for shape, size in (
+        ((61, 83, 3), (24, 24)),
+        ((20, 30, 1), (51, 40)),
+        ((90, 17, 4), (33, 34)),
+        ((21, 35, 3), (21, 35)),
+        ((1, 1, 3), (5, 7)),
+    ):
+        pixels = np.random.default_rng(0).integers(0, 256, shape)
+        image = tf.cast(pixels, dtype)
+        want = tf.cast(tf.image.resize(image, size, method, antialias=True), tf.float32)
+        for given in (size, tf.constant(size)):
+            found = smoothly_resized(image, given, method)
+            assert found.dtype == tf.float32
+            np.testing.assert_array_equal(found, want)
+    with pytest.raises(ValueError, match="Resize method is not implemented"):
+        smoothly_resized(image, (3, 3), "other")
 
 
 @pytest.mark.parametrize("preprocessing", [CENTER, WHOLE])

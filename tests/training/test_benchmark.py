@@ -9,11 +9,13 @@ import subprocess
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.training.calls import error_of, words
 from training.benchmark import __main__ as command
-from training.benchmark import candidates, child, report, rounds
+from training.benchmark import candidates, child, input, loaders, report, rounds
 from training.benchmark.candidates import Candidate
 from training.benchmark.questions import Step
 from training.errors import UserError
@@ -198,6 +200,88 @@ def test_a_tiny_run(monkeypatch):
 def test_wrong_options(options, message, capsys, empty_folder):
     assert message in error_of(capsys, command.main, words(options))
     assert list(empty_folder.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    input.make_photographs(folder, 70)
+    return folder
+
+
+def test_photographs_are_made_for_every_class(photographs):
+    classes = sorted(path for path in photographs.iterdir() if path.name.startswith("class"))
+    assert [len(list(path.glob("*.jpg"))) for path in classes] == [7] * 10
+    contents = {path.read_bytes() for path in photographs.glob("class*/*.jpg")}
+    assert len(contents) == 64
+
+
+@pytest.mark.parametrize("mode", ["train", "evaluation"])
+@pytest.mark.parametrize("name", loaders.LOADERS)
+def test_every_loader_gives_the_photographs(name, mode, photographs):
+    """Evaluation shows the middle of the first photographs. Keras' resizing does not smooth,
+    so it differs more.
+    """
+    images, labels = map(np.asarray, next(loaders.LOADERS[name](photographs, mode, 48, 4)))
+    assert (images.shape, images.dtype, labels.shape) == ((4, 48, 48, 3), np.float32, (4,))
+    assert 0 <= images.min() < 60 < 200 < images.max() <= 255
+    if mode == "evaluation":
+        paths = sorted(photographs.glob("class0/*.jpg"))[:6]
+        wanted = [middle(path, of_shorter_side=48 if name == "keras" else 55) for path in paths]
+        for found in images:  # `keras-preact` tests one of the images in this class
+            difference = min(np.abs(found - want).mean() for want in wanted)
+            assert difference < (8 if name == "keras" else 1)
+        assert labels.tolist() == [0] * 4
+
+
+def middle(path: Path, of_shorter_side: int) -> np.ndarray:
+    """Return 48 x 48 pixels from the middle of a photograph that Pillow has resized."""
+    with Image.open(path) as photograph:
+        size = (round(500 / 375 * of_shorter_side), of_shorter_side)
+        resized = photograph.resize(size, Image.Resampling.BILINEAR)
+    left, top = (size[0] - 48) // 2, (size[1] - 48) // 2
+    return np.asarray(resized.crop((left, top, left + 48, top + 48)), "float32")
+
+
+def test_training_batches_of_a_loader_differ(photographs):
+    for name, open_loader in loaders.LOADERS.items():
+        stream = open_loader(photographs, "train", 16, 16)
+        batches = [tuple(map(np.asarray, next(stream))) for _ in range(3)]
+        assert len({images.tobytes() for images, _ in batches}) == 3, name
+        assert len({*np.concatenate([labels for _, labels in batches]).tolist()}) > 5, name
+
+
+@pytest.mark.process
+def test_the_input_side(photographs):
+    options = "--loaders keras-preact --modes train --size 16 --batch 4 --batches 2 --rounds 2"
+    command.main(["input", str(photographs), *words(options), "--output", "input.json"])
+    content = json.loads(Path("input.json").read_text())
+    [(label, found)] = content["summary"].items()
+    assert label == "train/keras-preact"
+    assert found.keys() == {"images_per_second", "cpu_seconds", "first_seconds"}
+    assert all(0 < each["min"] <= each["median"] for each in found.values())
+    assert content["settings"]["files"] is None
+    assert content["versions"].keys() >= {"keras-preact", "tensorflow"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--files 3", "--files must be at least 10. Received: 3"),
+        ("--rounds 0", "rounds must be positive"),
+        ("--loaders", "at least one of --loaders and --modes"),
+    ],
+)
+def test_options_of_the_input_side(options, message, capsys):
+    assert message in error_of(capsys, command.main, ["input", *words(options)])
+
+
+@pytest.mark.process
+def test_a_folder_that_a_loader_cannot_read(tmp_path, capsys):
+    options = "--loaders keras-preact --modes train"
+    message = error_of(capsys, command.main, ["input", str(tmp_path), *words(options)])
+    assert message.startswith("error: train/keras-preact: ")
+    assert "no images" in message or "no test images" in message
 
 
 SAMPLE = Path(__file__).parents[2] / "saved_models" / "cifar10_resnet20"

@@ -5,7 +5,9 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import tensorflow as tf
 
@@ -19,6 +21,11 @@ from .readers import Files
 FORMATS = ("BMP", "JPEG", "MPO", "PNG", "WEBP")
 #: Broken images that a message names.
 NAMED = 3
+#: What stands for a file that looks cut off. Only decoding shows whether it is.
+_SHORT = "it may be cut off"
+#: Threads that read headers, and files that each of them reads in turn: a disk of another machine
+#: answers many at the same time.
+_THREADS, _PART = 8, 500
 
 
 class BrokenImages(UserError):
@@ -52,8 +59,9 @@ def faults(paths: Sequence[Path], decode: bool = True) -> dict[Path, str]:
         decode: Decode every image, by the decoder of the training. Otherwise the headers
             are read, and only files that look cut off are decoded.
     """
-    broken = {path: fault for path in paths if (fault := _fault(path))}
-    doubtful = [path for path in paths if path not in broken and (decode or _is_short(path))]
+    found = dict(zip(paths, _faults_of_headers(paths), strict=True))
+    broken = {path: fault for path, fault in found.items() if fault not in (None, _SHORT)}
+    doubtful = [path for path in paths if path not in broken and (decode or found[path])]
     broken |= dict.fromkeys(_undecodable(doubtful), "it cannot be decoded")
     return dict(sorted(broken.items()))
 
@@ -97,30 +105,44 @@ def _listed(broken: Mapping[Path, str]) -> str:
     return ""
 
 
-def _fault(path: Path) -> str | None:
-    """Return what is wrong with a file according to its header, None if nothing is."""
+def _faults_of_headers(paths: Sequence[Path]) -> list[str | None]:
+    """Return what `_fault` does for each file."""
     from PIL import Image
 
-    if not path.is_file():  # opening a pipe would wait
+    with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as threads:
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        parts = [paths[start : start + _PART] for start in range(0, len(paths), _PART)]
+        return [fault for found in threads.map(_faults_of_some, parts) for fault in found]
+
+
+def _faults_of_some(paths: Sequence[Path]) -> list[str | None]:
+    return [_fault(path) for path in paths]
+
+
+def _fault(path: Path) -> str | None:
+    """Return what is wrong with a file according to its header, None if nothing is, or
+    `_SHORT`.
+    """
+    from PIL import Image
+
+    if not os.path.isfile(path):  # opening a pipe would wait
         return "it is not a file"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                if image.format not in FORMATS:
-                    return f"its content is {image.format}, not JPEG, PNG, BMP or WebP"
-                if image.format == "WEBP" and getattr(image, "is_animated", False):
-                    return "it is an animated WebP: save one of its pictures as PNG"
-                if image.format == "BMP" and not _is_plain(image):
-                    return "it is a BMP with a palette, 16 bits or compression: save it as PNG"
-                image.verify()
+        with open(path, "rb") as file, Image.open(file) as image:
+            if image.format not in FORMATS:
+                return f"its content is {image.format}, not JPEG, PNG, BMP or WebP"
+            if image.format == "WEBP" and getattr(image, "is_animated", False):
+                return "it is an animated WebP: save one of its pictures as PNG"
+            if image.format == "BMP" and not _is_plain(image):
+                return "it is a BMP with a palette, 16 bits or compression: save it as PNG"
+            image.verify()
+            return _SHORT if _is_short(file) else None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels"
     except Image.UnidentifiedImageError:
         return "it is not an image"
     except Exception as error:  # Pillow's readers raise errors of many kinds for a broken file
         return str(error) or type(error).__name__
-    return None
 
 
 def _is_plain(image) -> bool:
@@ -129,16 +151,16 @@ def _is_plain(image) -> bool:
     return codec == "raw" and layout in ("L", "BGR", "BGRX", "BGRA")
 
 
-def _is_short(path: Path) -> bool:
+def _is_short(file: BinaryIO) -> bool:
     """Return whether a file may be cut off: a JPEG does not end with its last marker, or
     another one is shorter than its header says. Pillow reads a PNG to its end.
     """
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = file.seek(0, os.SEEK_END)
-        if start.startswith(b"\xff\xd8"):
-            file.seek(max(length - 2, 0))
-            return file.read() != b"\xff\xd9"
+    file.seek(0)
+    start = file.read(8)
+    length = file.seek(0, os.SEEK_END)
+    if start.startswith(b"\xff\xd8"):
+        file.seek(max(length - 2, 0))
+        return file.read() != b"\xff\xd9"
     if start.startswith(b"RIFF"):
         return length < 8 + int.from_bytes(start[4:8], "little")
     return start.startswith(b"BM") and length < int.from_bytes(start[2:6], "little")

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_preact.backend import tf_data
-from keras_preact.preprocessing import resize_image
+from keras_preact.preprocessing import resize_image, smoothly_resized
 
 from .image_data import ImageData
 from .readers import Reader
@@ -122,6 +122,6 @@ def resized_crop_flip(
         return pixels[begin[0] : begin[0] + extent[0], begin[1] : begin[1] + extent[1]]
 
     crop = tf.cond(tf.io.is_jpeg(image), cut_jpeg, cut_decoded) if reader.encoded else cut_decoded()
-    crop = tf.image.resize(crop, (size, size), method="bilinear", antialias=True)
+    crop = smoothly_resized(crop, (size, size))
     crop = tf.ensure_shape(crop, (size, size, data.channels))
     return tf.image.stateless_random_flip_left_right(crop, seed=seeds[1]) if flip else crop

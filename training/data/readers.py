@@ -246,10 +246,8 @@ class Files(Encoded):
     @functools.cached_property
     def hash(self):
         self.check()
-        names = (
-            f"{path.relative_to(self._folder).as_posix()} {path.stat().st_size}"
-            for path in self.paths
-        )
+        parts = len(self._folder.parts)
+        names = (f"{'/'.join(path.parts[parts:])} {os.stat(path).st_size}" for path in self.paths)
         some = self.paths[:: -(-self.size // HASHED)]
         return _hash(*names, *(path.read_bytes() for path in some))
 

@@ -11,6 +11,7 @@ import pytest
 from tests.keras_preact.export.image_files import encode, noise, png
 from tests.training import images as pictures
 from tests.training.images import arrays
+from training import image_paths
 from training.config import Data
 from training.data import broken, load
 from training.errors import UserError
@@ -51,6 +52,28 @@ def test_broken_headers_are_named_before_anything_is_decoded(tmp_path, use):
     os.mkfifo(tmp_path / "train" / "dog" / "pipe.png")  # opening it would wait
     with pytest.raises(UserError, match=r"pipe\.png: it is not a file"):
         use(load(Data("folder", dir=tmp_path)))
+
+
+def test_each_of_many_files_keeps_its_own_fault(tmp_path, monkeypatch):
+    """Several threads read them, a few files each."""
+    monkeypatch.setattr(broken, "_PART", 3)
+    paths = [tmp_path / f"{number:02d}.jpg" for number in range(40)]
+    for number, path in enumerate(paths):
+        path.write_bytes((b"none", JPEG[:2000], JPEG)[number % 3])
+    expected = {
+        path: ("it is not an image", "it cannot be decoded")[number % 3]
+        for number, path in enumerate(paths)
+        if number % 3 < 2
+    }
+    assert list(broken.faults(paths[::-1]).items()) == list(expected.items())
+
+
+def test_paths_come_in_the_order_of_their_parts(tmp_path):
+    names = ("b/z.png", "b/a/c.png", "b-a/c.png", "b.a", "a/2", "a/10/x", "a/10.x", "é/y", "B/y")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert image_paths.files(tmp_path, pytest.fail) == sorted(tmp_path / name for name in names)
 
 
 def test_only_headers_that_are_needed_are_read_and_once(tmp_path, monkeypatch):
