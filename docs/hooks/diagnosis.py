@@ -197,14 +197,16 @@ def scale(pixels, labels, epochs=8) -> dict:
     return {"accuracies": accuracies, "warnings": warned, "findings": findings}
 
 
-def depth(pixels, labels, depths=(8, 56), epochs=6) -> dict:
+def depth(pixels, labels, depths=(8, 56), epochs=8) -> dict:
     """The shortcut takes the activated x."""
     images = normalized(pixels)
+    rate = kp.schedules.cosine_schedule(0.1, steps=23 * epochs)
     runs = {
         f"{shortcut} on the shortcut, {layers} layers": run(
             functools.partial(network, layers, shortcut == "BN-ReLU(x)"),
             images,
             labels,
+            rate=rate,
             epochs=epochs,
         )
         for shortcut in ("BN-ReLU(x)", "x")
