@@ -119,8 +119,10 @@ def test_runs_that_need_minutes(hook, digits):
         assert run.history["accuracy"][-1] < 0.3
     assert repaired.history["accuracy"][-1] > 0.7
     shallow, deep, _, repaired = hook.depth(*digits)["runs"].values()
-    assert deep.history["accuracy"][-1] < shallow.history["accuracy"][-1] - 0.1
-    assert repaired.history["accuracy"][-1] > deep.history["accuracy"][-1] + 0.2
+    for column in ("accuracy", "val_accuracy"):
+        worse = deep.history[column][-1] + 0.05
+        assert worse < shallow.history[column][-1]
+        assert worse < repaired.history[column][-1]
 
 
 def test_every_mistake_has_a_symptom():
