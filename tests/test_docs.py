@@ -44,6 +44,9 @@ PYTHON = {name: re.findall(r"```python\n(.*?)```", text, re.S) for name, text in
 del PYTHON["saved_models/README.md"]  # it has a placeholder
 # its code runs from top to bottom
 PYTHON["docs/gallery.md"] = ["".join(PYTHON["docs/gallery.md"])]
+# its last block defines what the others use
+*others, definitions = PYTHON["docs/diagnosis.md"]
+PYTHON["docs/diagnosis.md"] = ["".join([definitions, *others])]
 BLOCKS = [
     pytest.param(block, id=f"{name}-{i}")
     for name, blocks in PYTHON.items()

@@ -25,7 +25,9 @@ LIGHT, DARK = ((ROOT / f"docs/pictures/front-{kind}.svg").read_text() for kind i
 def hook():
     spec = importlib.util.spec_from_file_location("docs_pictures", ROOT / "docs/hooks/pictures.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs/hooks")
+        spec.loader.exec_module(module)
     return module
 
 
@@ -55,8 +57,10 @@ def test_front_picture(hook):
 
 
 def test_figures_of_the_pages(hook):
-    """The committed diagrams have the texts of the tables, the gallery shows its figures."""
-    drawn = dict(hook.diagrams())
+    """The committed diagrams have the texts of the tables, the curves of broken runs those of
+    their file, the gallery shows its figures.
+    """
+    drawn = dict(hook.diagrams()) | dict(hook.diagnosis.figures())
     for name, figure in drawn.items():
         text = (ROOT / f"docs/figures/{name}.svg").read_text()
         assert hook.BACKGROUND in text

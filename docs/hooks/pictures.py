@@ -2,8 +2,8 @@
 
 It writes the front picture, docs/pictures/front-light.svg and front-dark.svg, from
 `kp.ARRANGEMENTS` and the measured runs in results/, and docs/figures: unit diagrams from
-the tables, the rest by the code of the gallery. The site shows them in other colours on
-dark pages.
+the tables, the curves of docs/diagnosis.md from diagnosis.json, the rest by the code of
+the gallery. The site shows them in other colours on dark pages.
 """
 
 import ast
@@ -18,6 +18,8 @@ from pathlib import Path
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that the command finds training/
+
+import diagnosis
 
 import keras_preact as kp
 from keras_preact.analysis import figures
@@ -205,7 +207,7 @@ def main() -> None:
     """Write all pictures."""
     svg = style.svg(front())
     texts = {FRONT / "front-light.svg": svg, FRONT / "front-dark.svg": style.darkened(svg)}
-    for draw in (diagrams, gallery):
+    for draw in (diagrams, diagnosis.figures, gallery):
         texts |= {FIGURES / f"{name}.svg": committed(figure) for name, figure in draw()}
     for path, text in texts.items():
         path.parent.mkdir(exist_ok=True)

@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that the command finds training/
 
 import benchmarks
+import diagnosis
 
 import keras_preact as kp
 from keras_preact.models.registry import TRAINED
@@ -242,6 +243,7 @@ def names(*modules: str) -> str:
 MACROS = {f.__name__: f for f in (published, arrangements, arrangement, shortcut, models)}
 MACROS |= {f.__name__: f for f in (commands, recipes, weights, checks, measured, names)}
 MACROS |= {f.__name__: f for f in (measured_row, measured_table, claims, claim_counts)}
+MACROS |= {name: getattr(diagnosis, name) for name in ("diagnosis", "diagnosis_code")}
 MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
 
 #: A call, what stands between the comments, and the end.

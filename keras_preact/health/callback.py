@@ -295,6 +295,12 @@ class TrainingHealth(keras.callbacks.Callback):
         stuck = findings.is_stuck(record, self._first_loss, self._accuracies)
         figures = findings.measured(record, self._watched, self._read)
         causes = findings.causes(figures, self.ranges, rates, stuck)
+        if any(cause.is_of_inference for cause in causes):
+            stale = findings.stale_statistics(self.model, self._probe.steps)
+            if stale is not None:  # they are its effects
+                causes = [cause for cause in causes if not cause.is_of_inference]
+                if record.step >= findings.STUCK_UPDATES:  # out of date in every network before
+                    self._report(findings.STALE, stale)
         before, self._suspected = self._suspected, {cause.name for cause in causes}
         if causes and (causes[0].at_once or causes[0].name in before):
             row = self.ranges[causes[0].figure]
@@ -333,7 +339,11 @@ class TrainingHealth(keras.callbacks.Callback):
         recent = np.array(list(self.gaps.values())[-findings.GAP_EPOCHS :])
         is_lasting = len(recent) == findings.GAP_EPOCHS
         if row is not None and is_lasting and row.outside(recent, "above").all():
-            self._report("train_validation_gap", findings.gap_message(gap, row))
+            stale = findings.stale_statistics(self.model, self._probe.steps)
+            if stale is None:
+                self._report("train_validation_gap", findings.gap_message(gap, row))
+            else:
+                self._report(findings.STALE, stale)
 
     def on_train_end(self, logs=None):
         self.remove()

@@ -6,8 +6,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import keras
 import numpy as np
 
+from keras_preact.backend import keras_private
 from keras_preact.health.ranges import Range
 from keras_preact.health.records import HealthRecord
 from keras_preact.health.weights import Watched, WeightPlace
@@ -22,6 +24,10 @@ STUCK_ACCURACY = 0.9
 DIVERGENCE = "divergence"
 #: The name of the cause that a learning rate is too high.
 TOO_HIGH = "update_ratio above"
+#: The name of the cause that moving statistics are out of date.
+STALE = "moving statistics"
+#: Moving statistics are out of date while they hold more than this share of their first values.
+STALE_SHARE = 0.05
 #: A gap is reported after it was outside the range for this number of epochs in a row.
 GAP_EPOCHS = 5
 
@@ -49,6 +55,11 @@ class Cause:
     def name(self) -> str:
         """Name of the cause, to report it only once."""
         return f"{self.figure} {self.side}"
+
+    @property
+    def is_of_inference(self) -> bool:
+        """Whether the figure is measured at inference, with moving statistics."""
+        return self.figure.startswith("activation_")
 
 
 #: Causes come before their effects: only the first cause that a record shows is reported.
@@ -176,6 +187,31 @@ def gap_message(gap: float, row: Range) -> str:
         f"{row.figure} {gap:.3g}, large for {GAP_EPOCHS} epochs (healthy: {row.healthy('above')})"
     )
     return f"{row.above}: {evidence}. {row.if_above}."
+
+
+def stale_statistics(model: keras.Model, steps: int) -> str | None:
+    """Return the message that a model's moving statistics are out of date, or None if they
+    are not. Batch normalisation uses them at inference, so such a network is worse there.
+
+    After `steps` train steps, they hold `momentum ** steps` of their first values.
+    """
+    momenta = [
+        float(layer.momentum)
+        for layer in keras_private.layers(model)
+        if layer.trainable
+        and hasattr(layer, "moving_variance")
+        and isinstance(getattr(layer, "momentum", None), int | float)
+    ]
+    if not momenta or (share := max(momenta) ** steps) <= STALE_SHARE:
+        return None
+    momentum = max(momenta)
+    usual = " Use a momentum of 0.9, or train" if momentum > 0.9 else " Train"
+    return (
+        f"The moving statistics of the batch normalisation are out of date: {_percent(share)} of "
+        f"them are still the first values (momentum {momentum:g}, {steps} updates; healthy: below "
+        f"{100 * STALE_SHARE:g} %). Inference uses them, so it is worse than training.{usual} for "
+        "more updates."
+    )
 
 
 def divergence(record: HealthRecord, weights: Sequence[str], limit: float | None) -> str | None:

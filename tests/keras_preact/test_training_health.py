@@ -65,6 +65,13 @@ def dense_network(**options) -> keras.Model:
     return model
 
 
+def with_norm(momentum, **options) -> keras.Model:
+    norm = keras.layers.BatchNormalization(momentum=momentum, **options)
+    model = keras.Sequential([keras.Input((FEATURES,)), norm, keras.layers.Dense(OUTPUTS)])
+    model.compile(SGD(1e-6), "mse", **EAGERLY)
+    return model
+
+
 def vectors() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
 
@@ -676,6 +683,55 @@ class TestMessages:
         assert health.gaps[0] == 0.5
         gaps = [record.gap for record in health.history[:2]]  # the gap of the epoch before
         np.testing.assert_array_equal(gaps, [math.nan, 0.5])
+
+    @pytest.mark.parametrize(
+        ("build", "steps", "share"),
+        [
+            (lambda: with_norm(0.999), 115, "89 %"),
+            (lambda: with_norm(0.99), 100, "37 %"),
+            (lambda: with_norm(0.9), 28, "5.2 %"),
+            (lambda: with_norm(0.9), 29, None),
+            (lambda: with_norm(0.999, trainable=False), 115, None),  # it trains as it infers
+            (lambda: network("sgd"), 0, None),
+            (lambda: dense_network(stacked=True), 10, "35 %"),
+        ],
+    )
+    def test_moving_statistics_that_are_out_of_date(self, build, steps, share):
+        message = findings.stale_statistics(build(), steps)
+        assert (message and re.search(r": ([\d.]+ %) of them", message)[1]) == share
+
+    @pytest.mark.parametrize(
+        ("momentum", "batches", "causes"),
+        [
+            (0.5, 4, ["activation", "gap"]),
+            (0.999, 4, ["old"]),
+            (0.999, 20, ["old"]),  # from update 100 on, without a gap
+            (0.999, 10, []),
+        ],
+    )
+    def test_old_moving_statistics_are_no_overfitting(self, momentum, batches, causes):
+        """Nor are activations judged, which are measured at inference."""
+        starts = {
+            "activation": "shifted",
+            "gap": "The network overfits",
+            "old": "The moving statistics of the batch normalisation are out of date",
+        }
+        messages: list[str] = []
+        never = Range("mean of an input", 1e6, 2e6, below="shifted", if_below="Shift it back")
+        ranges = NONE | {
+            "activation_mean": never,
+            "train_validation_gap": HEALTHY_RANGES["train_validation_gap"],
+        }
+        x, y = data(batches)
+        health = watch(1, messages.append, sample=x, ranges=ranges)
+        gap = 0.5 if batches == 4 else 0.0
+        gaps = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: health.on_epoch_end(
+                epoch, {"accuracy": 1.0, "val_accuracy": 1.0 - gap}
+            )
+        )
+        fit(with_norm(momentum), x, y, health, gaps, epochs=6)
+        assert [message.split(":")[0] for message in messages] == [starts[each] for each in causes]
 
     def test_gap_of_another_metric_is_relative(self):
         assert _gap({"loss": 1.0, "val_loss": 9.0, "mae": 2.0, "val_mae": 3.0}) == 0.5
