@@ -144,6 +144,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self._epoch = 0
         self._gap = math.nan
         self._seen = 0
+        self._momentum: float | None = None
 
     def on_train_begin(self, logs=None):
         model = self.model
@@ -173,6 +174,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self._board = None if self.tensorboard is None else outputs.TensorBoard(self.tensorboard)
         self._start()
         self._probe = Probe(model, self._watched, self.interval, self._limit)
+        self._momentum = findings.largest_momentum(model, only_new=self._probe.steps == 0)
         if state is not None:
             self._take_over(state)
         self._left = 0  # unknown before all callbacks have begun: one may restore the step
@@ -195,6 +197,7 @@ class TrainingHealth(keras.callbacks.Callback):
             "reported": sorted(self._reported),
             "suspected": sorted(self._suspected),
             "first_loss": self._first_loss,
+            "momentum": self._momentum,
         }
         if probe is None or measured == self._seen:
             return state
@@ -221,6 +224,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self._reported = set(state["reported"])
         self._suspected = set(state["suspected"])
         self._first_loss = state["first_loss"]
+        self._momentum = state.get("momentum", self._momentum)  # absent before version 0.3
         self._probe.step.assign(state.get("measured", self._seen))
         if "figures" in state:
             self._probe.figures.assign(np.array(state["figures"], "float32"))
@@ -296,7 +300,7 @@ class TrainingHealth(keras.callbacks.Callback):
         figures = findings.measured(record, self._watched, self._read)
         causes = findings.causes(figures, self.ranges, rates, stuck)
         if any(cause.is_of_inference for cause in causes):
-            stale = findings.stale_statistics(self.model, self._probe.steps)
+            stale = findings.stale_statistics(self._momentum, self._probe.steps)
             if stale is not None:  # they are its effects
                 causes = [cause for cause in causes if not cause.is_of_inference]
                 if record.step >= findings.STUCK_UPDATES:  # out of date in every network before
@@ -339,7 +343,7 @@ class TrainingHealth(keras.callbacks.Callback):
         recent = np.array(list(self.gaps.values())[-findings.GAP_EPOCHS :])
         is_lasting = len(recent) == findings.GAP_EPOCHS
         if row is not None and is_lasting and row.outside(recent, "above").all():
-            stale = findings.stale_statistics(self.model, self._probe.steps)
+            stale = findings.stale_statistics(self._momentum, self._probe.steps)
             if stale is None:
                 self._report("train_validation_gap", findings.gap_message(gap, row))
             else:

@@ -189,11 +189,14 @@ def gap_message(gap: float, row: Range) -> str:
     return f"{row.above}: {evidence}. {row.if_above}."
 
 
-def stale_statistics(model: keras.Model, steps: int) -> str | None:
-    """Return the message that a model's moving statistics are out of date, or None if they
-    are not. Batch normalisation uses them at inference, so such a network is worse there.
+def largest_momentum(model: keras.Model, only_new: bool) -> float | None:
+    """Return the largest momentum of the batch normalisations that update their moving
+    statistics, or None without one.
 
-    After `steps` train steps, they hold `momentum ** steps` of their first values.
+    Args:
+        model: The network.
+        only_new: Leave out those whose statistics are not the first values, 0 and 1, any
+            more: a pretrained network has good ones before the first update.
     """
     momenta = [
         float(layer.momentum)
@@ -201,10 +204,29 @@ def stale_statistics(model: keras.Model, steps: int) -> str | None:
         if layer.trainable
         and hasattr(layer, "moving_variance")
         and isinstance(getattr(layer, "momentum", None), int | float)
+        and not (only_new and _has_learned(layer))
     ]
-    if not momenta or (share := max(momenta) ** steps) <= STALE_SHARE:
+    return max(momenta, default=None)
+
+
+def _has_learned(layer: keras.layers.Layer) -> bool:
+    mean, variance = map(
+        keras.ops.convert_to_numpy, (layer.moving_mean.value, layer.moving_variance.value)
+    )
+    return bool(np.any(mean != 0) or np.any(variance != 1))
+
+
+def stale_statistics(momentum: float | None, steps: int) -> str | None:
+    """Return the message that moving statistics are out of date, or None if they are not.
+    Batch normalisation uses them at inference, so such a network is worse there.
+
+    Args:
+        momentum: What `largest_momentum` returned before the training.
+        steps: Train steps since then. The statistics hold `momentum ** steps` of their
+            first values.
+    """
+    if momentum is None or (share := momentum**steps) <= STALE_SHARE:
         return None
-    momentum = max(momenta)
     usual = " Use a momentum of 0.9, or train" if momentum > 0.9 else " Train"
     return (
         f"The moving statistics of the batch normalisation are out of date: {_percent(share)} of "

@@ -72,6 +72,14 @@ def with_norm(momentum, **options) -> keras.Model:
     return model
 
 
+def pretrained(model: keras.Model) -> keras.Model:
+    """Return the model with other moving statistics."""
+    for layer in model.layers:
+        if hasattr(layer, "moving_mean"):
+            layer.moving_mean.assign(layer.moving_mean + 0.5)
+    return model
+
+
 def vectors() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
 
@@ -687,6 +695,7 @@ class TestMessages:
     @pytest.mark.parametrize(
         ("build", "steps", "share"),
         [
+            (lambda: pretrained(with_norm(0.999)), 115, None),
             (lambda: with_norm(0.999), 115, "89 %"),
             (lambda: with_norm(0.99), 100, "37 %"),
             (lambda: with_norm(0.9), 28, "5.2 %"),
@@ -697,7 +706,8 @@ class TestMessages:
         ],
     )
     def test_moving_statistics_that_are_out_of_date(self, build, steps, share):
-        message = findings.stale_statistics(build(), steps)
+        momentum = findings.largest_momentum(build(), only_new=True)
+        message = findings.stale_statistics(momentum, steps)
         assert (message and re.search(r": ([\d.]+ %) of them", message)[1]) == share
 
     @pytest.mark.parametrize(
@@ -707,6 +717,8 @@ class TestMessages:
             (0.999, 4, ["old"]),
             (0.999, 20, ["old"]),  # from update 100 on, without a gap
             (0.999, 10, []),
+            (None, 4, ["activation", "gap"]),  # a pretrained network
+            (None, 20, ["activation"]),
         ],
     )
     def test_old_moving_statistics_are_no_overfitting(self, momentum, batches, causes):
@@ -730,7 +742,8 @@ class TestMessages:
                 epoch, {"accuracy": 1.0, "val_accuracy": 1.0 - gap}
             )
         )
-        fit(with_norm(momentum), x, y, health, gaps, epochs=6)
+        model = pretrained(with_norm(0.999)) if momentum is None else with_norm(momentum)
+        fit(model, x, y, health, gaps, epochs=6)
         assert [message.split(":")[0] for message in messages] == [starts[each] for each in causes]
 
     def test_gap_of_another_metric_is_relative(self):

@@ -216,6 +216,10 @@ def test_photographs_are_made_for_every_class(photographs):
     assert len(contents) == 64
 
 
+def test_every_loader_can_be_chosen():
+    assert tuple(loaders.LOADERS) == input.LOADERS
+
+
 @pytest.mark.parametrize("mode", ["train", "evaluation"])
 @pytest.mark.parametrize("name", loaders.LOADERS)
 def test_every_loader_gives_the_photographs(name, mode, photographs):

@@ -14,7 +14,7 @@ import tyro
 
 from .. import backends, children, disk
 from ..errors import UserError, check_positive
-from . import loaders, report
+from . import report
 from .report import Column
 
 ABOUT = (
@@ -31,6 +31,8 @@ _COLUMNS = (
     Column("cpu_seconds", "CPU us", 1e6, 0),
     Column("first_seconds", "first s", digits=2),
 )
+#: Names of the loaders, those of `loaders.LOADERS`. The first one is the baseline.
+LOADERS: tuple[Literal["keras", "grain", "keras-preact"], ...] = ("keras", "grain", "keras-preact")
 #: Height and width of a photograph that is made, and how many differ.
 _SHAPE, _DIFFERENT, _CLASSES = (375, 500), 64, 10
 #: Seconds that a loader has for an answer.
@@ -40,7 +42,7 @@ _PATIENCE = 3600.0
 def run(
     folder: Annotated[Path | None, tyro.conf.Positional] = None,
     /,
-    loaders: tuple[Literal["keras", "grain", "keras-preact"], ...] = tuple(loaders.LOADERS),
+    loaders: tuple[Literal["keras", "grain", "keras-preact"], ...] = LOADERS,
     modes: tuple[Literal["train", "evaluation"], ...] = ("train", "evaluation"),
     size: int = 224,
     batch: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 32,
