@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that the command finds training/
 
 import benchmarks
+import choices
 from command_reference import command_reference, training_reference
 
 import keras_preact as kp
@@ -245,6 +246,7 @@ MACROS |= {f.__name__: f for f in (commands, recipes, weights, checks, measured,
 MACROS |= {f.__name__: f for f in (measured_row, measured_table, claims, claim_counts)}
 MACROS |= {f.__name__: f for f in (command_reference, training_reference)}
 MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
+MACROS |= {name: getattr(choices, name) for name in ("choices", "ready_weights", "deep_memory")}
 
 #: A call, what stands between the comments, and the end.
 PART = re.compile(rf"(<!-- ((?:{'|'.join(MACROS)})(?: [^>]+?)?) -->)(.*?)(<!-- end -->)", re.S)
