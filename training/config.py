@@ -85,32 +85,36 @@ class Model:
 
     name: str = "digits_resnet20_preact"
     """A registered model, such as cifar_resnet110_preact; `keras-preact train --help` lists all. Or
-    yours: MODULE:FUNCTION, which returns a Keras model."""
+    a model of yours: MODULE:FUNCTION, which returns a Keras model."""
     weights: Path | None = None
-    """For finetune: a trained network, which gets a new classifier: a run directory, a file of this
+    """Trained network to fine-tune; it gets a new classifier. A run directory, a file of this
     package or of another library, or MODEL:WEIGHTS, such as cifar_resnet20_preact:cifar10 or
     ResNet50V2:imagenet."""
     freeze: str | None = None
-    """Freeze --model.weights up to here: stem, stage2, stage2_unit1 or head (before classifier)."""
+    """Freeze the network of --model.weights up to this part: stem, stage2, stage2_unit1 or head
+    (all but the classifier)."""
     mean: tuple[float, ...] = ()
-    """Mean pixel (0 to 255) of a network of --model.weights without preprocessing layer."""
+    """Mean of the pixels (0 to 255), for a network of --model.weights without a preprocessing
+    layer."""
     std: tuple[float, ...] = ()
-    """Standard deviation of the pixels, together with --model.mean."""
+    """Standard deviation of the pixels. Give it together with --model.mean."""
     arrangement: Arrangement | str | None = None
-    """Order of BN, ReLU and weights in a unit (Fig. 4 of the paper), or yours: MODULE:OBJECT."""
+    """Order of BN, ReLU and weights in a unit (Fig. 4 of the paper), or an arrangement of yours:
+    MODULE:OBJECT."""
     shortcut: Shortcut | str | None = None
-    """Type of shortcut (Table 1 of the paper, and later ones), or yours: MODULE:OBJECT."""
+    """Type of shortcut (Table 1 of the paper, and later ones), or a shortcut of yours:
+    MODULE:OBJECT."""
     shortcut_options: tuple[str, ...] = ()
-    """Options of --model.shortcut, as NAME=VALUE: for hyper_connections, constraint=none
-    streams=2."""
+    """Options of --model.shortcut, each as NAME=VALUE, such as constraint=none streams=2 for
+    hyper_connections."""
     scales: tuple[float, float] | None = None
-    """Factors of shortcut and residual, such as 0.5 1. For constant_scaling."""
+    """Factors on the shortcut and on the residual branch, for constant_scaling, such as 0.5 1."""
     gate_bias: float | None = None
-    """Initial bias of the gates, such as -6. For the two gating shortcuts."""
+    """Initial bias of the gates, for the two gating shortcuts, such as -6."""
     block: Block | str | None = None
-    """Weights of the residual branch, or yours: MODULE:OBJECT."""
+    """Layers with weights in the residual branch, or a block of yours: MODULE:OBJECT."""
     normalization: Normalization | None = None
-    """Normalisation layer."""
+    """Kind of normalisation layers."""
     activation: str | None = None
     """Any Keras activation, such as relu or gelu."""
     width_factor: float | None = None
@@ -118,27 +122,31 @@ class Model:
     dropout: float | None = None
     """Dropout rate inside the residual branch."""
     stochastic_depth: float | None = None
-    """Drop the last unit's branch with this probability; earlier ones proportionally less."""
+    """Probability of dropping the last unit's branch. It is proportionally smaller for earlier
+    units."""
     squeeze_excitation: int | None = None
-    """Add squeeze-and-excitation with this reduction, such as 16."""
+    """Add squeeze-and-excitation to every unit, with this reduction ratio, such as 16."""
     downsampling: Downsampling | None = None
-    """How units halve the map: strides, average (ResNet-D), blur (anti-aliased) or max pooling."""
+    """How a unit halves its map: strides, average pooling (ResNet-D), blur (anti-aliased) or max
+    pooling."""
     standardize_weights: bool | None = None
     """Standardise convolution kernels. Use it with group normalisation."""
     zero_init_last: bool | None = None
     """Initialise every branch to zero, so that each unit starts as its shortcut."""
     stacked: bool | None = None
-    """Stack equal units in one layer, to compile fast. Default: from 16 equal units per stage."""
+    """Stack equal units in one layer, which compiles faster. If not given: stack if a stage has 16
+    or more equal units."""
     remat: int | None = None
     """Recompute this many units together in the backward pass, to save memory."""
     dtype: Annotated[
         Precision | str | None, tyro.conf.arg(name="precision", aliases=["--precision"])
     ] = None
-    """Precision of the training. auto: the faster of float32 and mixed_bfloat16. The mixed ones
-    compute in 16 bits, with weights in float32. Or any Keras dtype policy. The precision of an
-    export is an option of `keras-preact export`."""
+    """Precision of the training. auto: the faster of float32 and mixed_bfloat16. The mixed
+    precisions compute in 16 bits and keep the weights in float32. Other Keras dtype policies work
+    too. The precision of an export is an option of `keras-preact export`."""
     options: tuple[str, ...] = ()
-    """Other options of network, units or block, as NAME=VALUE: output_stride=8 use_bias=true."""
+    """Other options of the network, its units or its block, each as NAME=VALUE, such as
+    output_stride=8 use_bias=true."""
 
     @property
     def functions(self) -> list[str]:
@@ -170,41 +178,51 @@ class Data:
     """The images and their augmentation."""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, imagenet2012, tfds:NAME, hf:NAME (Hugging Face); fake (random);
-    yours: folder, npz, or MODULE:FUNCTION, which returns (x_train, y_train), (x_test, y_test)."""
+    """Data set: digits, cifar10, cifar100, imagenet2012, tfds:NAME (TensorFlow Datasets), hf:NAME
+    (Hugging Face) or fake (random images). For your own images: folder, npz, or MODULE:FUNCTION,
+    which returns (x_train, y_train), (x_test, y_test)."""
     dir: Path | None = None
-    """Folder with train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE; .npz file; data dir of
-    TFDS; cache of Hugging Face."""
+    """Place of the data. For folder: a folder with train/CLASS/IMAGE and test/CLASS/IMAGE, or with
+    CLASS/IMAGE. For npz: the .npz file. For TensorFlow Datasets and Hugging Face: their data or
+    cache folder."""
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
-    """Random changes: pad, crop and flip (CIFAR), or resized crops (ImageNet)."""
+    """Random changes of the training images: pad, crop and flip (CIFAR), or resized crops and flips
+    (ImageNet)."""
     size: int | None = None
-    """Height and width: images are resized, then cropped. Needed if their sizes differ."""
+    """Height and width of the images. They are resized, then cropped. Needed if their sizes
+    differ."""
     padding: Literal["mean", "black", "reflect"] = "mean"
-    """Pixels around the images, for pad_crop_flip. The paper's code takes the mean colour."""
+    """Pixels that pad_crop_flip adds around the images. The paper's code takes the mean colour."""
     border: int = 4
-    """Number of pixels around the images on each side, for pad_crop_flip."""
+    """Number of pixels that pad_crop_flip adds on each side."""
     flip: Literal["random", "alternating", "none"] = "random"
-    """random: mirror half of the images. alternating: each image in every other epoch (only for
-    pad_crop_flip, arXiv 2404.00498). none: for digits, text and traffic signs."""
+    """random: mirror half of the images. alternating: mirror each image in every other epoch (only
+    for pad_crop_flip, arXiv 2404.00498). none: mirror no image, for digits, text and traffic
+    signs."""
     rand_augment: tuple[int, int] | None = None
     """RandAugment: number of operations per image and their magnitude (0 to 30), such as 2 9."""
     mixup: float = 0.0
-    """Alpha of mixup, such as 0.2; 0: none. Accuracy then counts the label of the larger share."""
+    """Alpha of mixup, such as 0.2. 0: no mixup. The training accuracy then counts the label with
+    the larger share."""
     cutmix: float = 0.0
-    """Alpha of CutMix, such as 1; 0: none. With mixup, each batch uses one of them at random."""
+    """Alpha of CutMix, such as 1. 0: no CutMix. With mixup as well, each batch uses one of them at
+    random."""
     holdout: float = 0
-    """Training images to hold out, a number or share. They choose the best checkpoint."""
+    """Training images to hold out: a number, or a share such as 0.1. The best checkpoint is chosen
+    on them."""
     test: float = 0
-    """For a folder without test or val: share of the images of each class for the test, such as
-    0.2. They are the same in every run, whatever its seed."""
+    """Share of each class to test on, such as 0.2, for a folder without test or val. Every run
+    tests the same images, whatever its seed."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: weigh images by the rarity of their class, also in the training accuracy."""
+    """balanced: weigh each image by the rarity of its class, in the loss and in the training
+    accuracy."""
     watch_test: bool = False
-    """Without held-out images: measure the test images after every epoch."""
+    """Measure the test images after every epoch. For runs without held-out images."""
     skip_broken: bool = False
-    """For folder: decode every image at the start, and leave out and list the broken ones."""
+    """For folder: decode every image at the start, leave out the broken ones and list them."""
     on_device: bool = False
-    """Keep the training images on the device, for pad_crop_flip or none. Needs one device."""
+    """Keep the training images in the memory of the device. For one device, and for the
+    augmentations pad_crop_flip and none."""
 
     @property
     def is_function(self) -> bool:
@@ -217,31 +235,35 @@ class Optimizer:
     """The paper's SGD (kp.optimizers.CoupledSGD), or another one of kp.optimizers."""
 
     name: Literal["sgd", "muon", "adamw", "lion"] = "sgd"
-    """sgd: coupled weight decay. muon: orthogonal updates of kernels, AdamW for other weights."""
+    """sgd: coupled weight decay, as in the paper. muon: orthogonal updates of kernels, and AdamW
+    for the other weights. adamw and lion: decoupled weight decay."""
     learning_rate: Annotated[float, tyro.conf.arg(aliases=["--lr"])] = 0.1
     """Learning rate after the warm-up."""
     momentum: float = 0.9
-    """Momentum; for adamw and lion, beta_1."""
+    """Momentum. For adamw and lion: beta_1."""
     nesterov: bool = False
-    """For sgd and muon: use Nesterov momentum."""
+    """Use Nesterov momentum. For sgd and muon."""
     weight_decay: float = 1e-4
-    """sgd: added to the gradient, as in the paper. Others: decoupled, times the learning rate."""
+    """Strength of the weight decay. sgd adds it to the gradient, as in the paper. The others
+    subtract it from the weights, times the learning rate."""
     adam_ratio: float = 0.1
-    """For muon: rate of the weights that are trained by AdamW, over the learning rate."""
+    """For muon: learning rate of AdamW, as a multiple of --optimizer.learning-rate."""
     exclude_from_decay: tuple[str, ...] = ()
-    """Do not decay weights with such a word in their path: norm excludes all normalisations."""
+    """Do not decay weights that have one of these words in their path. norm excludes all
+    normalisations."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Scale the rate with --batch-size. It is given for --optimizer.reference-batch-size."""
+    """Scale the learning rate by the ratio of --batch-size to --optimizer.reference-batch-size, or
+    by its square root."""
     reference_batch_size: int = 256
-    """Batch size that the learning rate is given for, with --optimizer.scaling."""
+    """Batch size for which the learning rate is given. Used with --optimizer.scaling."""
     layer_decay: float | None = None
-    """Factor on the rate from each stage to the one before it, such as 0.7."""
+    """Factor on the learning rate from each stage to the one before it, such as 0.7."""
     clip_norm: float | None = None
     """Clip the norm of all gradients together to this value."""
     ema: float | None = None
     """Evaluate and save a moving average of the weights with this momentum, such as 0.999."""
     label_smoothing: float = 0.0
-    """Spread this share of the target over all classes."""
+    """Spread this share of each label over all classes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,23 +271,25 @@ class Schedule:
     """The learning rate over the run."""
 
     kind: Literal["steps", "cosine", "linear"] = "cosine"
-    """Divide the rate at --schedule.drops, or follow a cosine or a straight line to 0."""
+    """steps: multiply the rate by --schedule.factor at --schedule.drops. cosine: follow a cosine to
+    0. linear: follow a straight line to 0."""
     drops: tuple[float, ...] = ()
-    """For steps: when the rate is multiplied by --schedule.factor, in --schedule.unit."""
+    """For steps: when the rate drops, in --schedule.unit."""
     factor: float = 0.1
-    """For steps: factor of each drop."""
+    """For steps: factor on the rate at each drop."""
     warmup: float = 0
     """Length of the warm-up, in --schedule.unit."""
     stable: float = 0
-    """For linear: length at the full rate between warm-up and fall, in --schedule.unit."""
+    """For linear: length at the full rate, between the warm-up and the fall, in --schedule.unit."""
     cycles: int = 1
-    """For cosine: how often the rate falls, each time from the full rate (warm restarts)."""
+    """For cosine: number of cycles. Each starts at the full rate (warm restarts)."""
     warmup_learning_rate: float = 0.01
-    """For steps: rate during the warm-up. The others warm up linearly from 0."""
+    """For steps: learning rate during the warm-up. cosine and linear warm up from 0."""
     length: float = 10
-    """Length of the run, in --schedule.unit. --epochs N stretches the rest too."""
+    """Length of the run, in --schedule.unit. --epochs N also stretches the warm-up and the
+    drops."""
     unit: Literal["epochs", "iterations"] = "epochs"
-    """Unit of length, warm-up and drops."""
+    """Unit of all lengths of the schedule."""
 
     def over(self, epochs: float) -> "Schedule":
         """Return the schedule for a run of `epochs`: its parts keep their share of the run."""
@@ -287,11 +311,11 @@ class Checkpoint:
     minutes: float = 5.0
     """Minutes between two checkpoints. One more is saved at the end and on interruption."""
     every: int = 0
-    """Iterations between two checkpoints, instead of --checkpoint.minutes. 0: by time."""
+    """Iterations between two checkpoints, in place of --checkpoint.minutes. 0: save by time."""
     keep: int = 3
     """Number of checkpoints to keep."""
     best: bool = True
-    """Write best.keras after the best epoch so far. --checkpoint.no-best: never."""
+    """Write best.keras after every epoch that is the best so far."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +330,7 @@ class Config:
     batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch"])] = 128
     """Images per update, over all devices."""
     steps_per_epoch: int = 0
-    """Iterations per epoch, after which the run is measured. 0: one pass over the images."""
+    """Iterations per epoch. The run is measured after each epoch. 0: one pass over the images."""
     accumulate: int = 1
     """Number of micro-batches per batch, to save memory. Each has its own batch statistics."""
     seed: int = 0
@@ -314,27 +338,32 @@ class Config:
     distribution: Literal["none", "data_parallel", "model_parallel", "mirrored", "multi_worker"] = (
         "none"
     )
-    """Several devices. data_parallel, model_parallel: JAX. mirrored: TensorFlow. Others: any."""
+    """How to use several devices: data_parallel or model_parallel (JAX), mirrored (TensorFlow), or
+    multi_worker (any backend)."""
     batch_norm: Literal["synchronized", "per_replica"] = "synchronized"
     """Compute batch statistics over the images of all devices, or of each device."""
     steps_per_execution: int = 1
     """Iterations per call of the compiled train step."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the train step (XLA, torch.compile). auto: as Keras; TensorFlow on a CPU: off."""
+    """Compile the train step (XLA, torch.compile). auto: as Keras does, but off for TensorFlow on a
+    CPU."""
     compile_cache: str = "auto"
-    """Folder of compiled steps, which the next run of the same network need not compile. off: none.
-    auto: for JAX, in ~/.cache/keras-preact. TensorFlow compiles with XLA only."""
+    """Folder of compiled steps, so that the next run of the same network need not compile.
+    TensorFlow keeps only what XLA compiles. auto: a folder in ~/.cache/keras-preact, for JAX only.
+    off: no folder."""
     health: int = 100
-    """Iterations between records of gradients, updates and activations (health.csv). 0: none."""
+    """Iterations between two records of gradients, updates and activations (health.csv). 0: no
+    records."""
     callbacks: tuple[str, ...] = ()
-    """Further Keras callbacks: MODULE:FUNCTION, which gets the run directory and returns one. With
-    several processes only the first one has them: they may log, not change the training."""
+    """Further Keras callbacks, each as MODULE:FUNCTION. The function gets the run directory and
+    returns a callback. With several processes, only the first one has them: they may log, but not
+    change the training."""
     profile: tuple[int, int] | None = None
-    """Record what these iterations do, from the first to the last, for TensorBoard's profiler."""
+    """First and last iteration to record for TensorBoard's profiler."""
     output: Path | None = None
     """New run directory. If not given: runs/RECIPE-DATE-TIME."""
     resume: bool = False
-    """With --output RUN: resume that run, or start it if there is none. For restarting jobs."""
+    """Resume the run in --output, or start it if there is none. For jobs that are started again."""
     dry_run: bool = False
     """Train four steps, print parameters, FLOPs, memory and time, and write nothing."""
 

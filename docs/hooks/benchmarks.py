@@ -8,8 +8,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-#: Columns of every table.
-HEAD = ["measured", "median", "least to most", "rounds", "device", "cores, threads", "file"]
+#: Columns of the comparisons, and of the other figures.
+FAST = "times as fast"
+RATIOS = ["measured", "compared with", FAST, "bar", "least to most", "device", "file"]
+VALUES = ["measured", "median", "least to most", "device", "file"]
+#: Length of a bar for 1: as fast as the baseline.
+ONE = 6
 
 MEASURED = Path(__file__).parents[2] / "training/benchmark/measured"
 
@@ -59,30 +63,62 @@ def cpu(machine: dict) -> str:
     return f"{name} with AMX" if "amx_bf16" in machine.get("flags", ()) else name
 
 
+def is_lower_better(row: Row) -> bool:
+    """Whether a figure is a time or memory."""
+    return row.figure.endswith(("seconds", "bytes"))
+
+
 def cells(row: Row) -> list[str]:
+    """Return a row of a table. A ratio is above 1 if what was measured is better than the
+    baseline: faster, or smaller in memory. That of times and of bytes is turned over.
+    """
     content = read(row.file)
     statistics, machine = content["summary"][row.candidate][row.figure], content["machine"]
     device = content.get("candidates", {}).get(row.candidate, {}).get("device", "CPU")
     rounds = statistics["rounds"]
-    statistics = statistics["ratio"] if row.over else statistics
-    median, least, most = (f"{statistics[key]:,.{row.digits}f}" for key in ("median", "min", "max"))
-    return [
-        row.what + (f", relative to {row.over}" if row.over else ""),
-        median,
-        f"{least} to {most}" if rounds > 1 else "one round",
-        str(rounds),
-        cpu(machine) if device == "CPU" else device,
-        threads(machine),
-        f"`{row.file}`",
-    ]
+    if row.over and not row.figure.startswith("over_"):  # that one is a ratio already
+        statistics = statistics["ratio"]
+    median, least, most = (statistics[key] for key in ("median", "min", "max"))
+    if row.over and is_lower_better(row):
+        median, least, most = 1 / median, 1 / most, 1 / least
+    shown = [f"{value:,.{row.digits}f}" for value in (median, least, most)]
+    spread = f"{shown[1]} to {shown[2]}, {rounds} rounds" if rounds > 1 else "one round"
+    of_cpu = f"{cpu(machine)}, " if device == "CPU" else f"{device}, "
+    where = [of_cpu + threads(machine), f"`{row.file}`"]
+    if not row.over:
+        return [row.what, shown[0], spread, *where]
+    return [row.what, row.over, shown[0], f"`{bar(median)}`", spread, *where]
+
+
+def bar(ratio: float) -> str:
+    """Return a bar of text with a line at 1, cut off at 3.
+
+    Example:
+
+    >>> bar(0.5), bar(1.5), bar(4.0)
+    ('███░░░│', '██████│███', '██████│████████████▶')
+    """
+    filled = max(round(ONE * ratio), 1)
+    below = min(filled, ONE)
+    above = min(filled - below, 2 * ONE)
+    cut = "▶" if filled > 3 * ONE else ""
+    return f"{'█' * below}{'░' * (ONE - below)}│{'█' * above}{cut}"
 
 
 def benchmarks() -> str:
     """The tables, and what their files do not record."""
     parts = []
     for heading, rows in TABLES.items():
-        lines = [HEAD, ["---"] * len(HEAD), *map(cells, rows)]
-        parts += [f"### {heading}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+        parts.append(f"### {heading}")
+        for head, chosen in (
+            (RATIOS, [row for row in rows if row.over]),
+            (VALUES, [row for row in rows if not row.over]),
+        ):
+            if chosen:
+                if all(row.figure.endswith("bytes") for row in chosen):
+                    head = ["times as small" if name == FAST else name for name in head]
+                lines = [head, ["---"] * len(head), *map(cells, chosen)]
+                parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     files = sorted({row.file for rows in TABLES.values() for row in rows})
     silent = ", ".join(f"`{file}`" for file in files if "flags" not in read(file)["machine"])
     notes = [

@@ -25,7 +25,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that the command finds training/
 
 import benchmarks
+import choices
 import diagnosis
+from command_reference import command_reference, training_reference
 
 import keras_preact as kp
 from keras_preact.models.registry import TRAINED
@@ -244,7 +246,9 @@ MACROS = {f.__name__: f for f in (published, arrangements, arrangement, shortcut
 MACROS |= {f.__name__: f for f in (commands, recipes, weights, checks, measured, names)}
 MACROS |= {f.__name__: f for f in (measured_row, measured_table, claims, claim_counts)}
 MACROS |= {name: getattr(diagnosis, name) for name in ("diagnosis", "diagnosis_code")}
+MACROS |= {f.__name__: f for f in (command_reference, training_reference)}
 MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
+MACROS |= {name: getattr(choices, name) for name in ("choices", "ready_weights", "deep_memory")}
 
 #: A call, what stands between the comments, and the end.
 PART = re.compile(rf"(<!-- ((?:{'|'.join(MACROS)})(?: [^>]+?)?) -->)(.*?)(<!-- end -->)", re.S)
@@ -289,7 +293,10 @@ def relinked(text: str, path: str, page: str) -> str:
 
 
 #: Weights of pages in the search (1 for others), and pages with tables that need the whole width.
-BOOSTS = {"howto/": 2, "install.md": 2, "reference/": 0.5, "changelog.md": 0.5}
+BOOSTS = {
+    **{"howto/": 2, "install.md": 2, "reference/": 0.5, "changelog.md": 0.5},
+    **{"reference/commands.md": 2, "reference/train.md": 2},
+}
 WIDE = ("models.md", "benchmarks.md", "results.md", "claims.md")
 
 

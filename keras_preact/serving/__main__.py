@@ -54,8 +54,8 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     fields: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(Settings)}
     kinds = typing.get_type_hints(Settings)
     parser.add_argument("directory", metavar="DIRECTORY", help=fields["directory"].description)
-    token = "file with the token that clients must send (or set the environment variable "
-    parser.add_argument("--token-file", type=Path, metavar="PATH", help=f"{token}{TOKEN_VARIABLE})")
+    token = "File with the token that clients must send. Or set the environment variable "
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help=f"{token}{TOKEN_VARIABLE}.")
     for name, field in fields.items():
         if name in NO_OPTIONS:
             continue
@@ -64,9 +64,14 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
             help = f"{field.description} (default: {'on' if field.default else 'off'})"
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
         else:
-            default = "" if field.default is None else f" (default: {field.default})"
+            default = "" if field.default is None else f" (default: {_shown(field.default)})"
             parser.add_argument(flag, metavar=_placeholder(kind), help=field.description + default)
     return parser
+
+
+def _shown(default: Any) -> str:
+    """Return a default as a person types it: 1 for 1.0."""
+    return f"{default:.12g}" if isinstance(default, float) else str(default)
 
 
 def _placeholder(kind: Any) -> str:

@@ -45,54 +45,56 @@ class Settings:
         64
     """
 
-    directory: Path = Field(description="folder of models: DIRECTORY/NAME/VERSION/saved_model.pb")
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 accepts other machines")
+    directory: Path = Field(description="Folder of models: DIRECTORY/NAME/VERSION/saved_model.pb.")
+    host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0 accepts other machines.")
     port: Annotated[int, Field(ge=0, le=65535)] = option(
-        8501, "port to listen on; 0 takes a free one and prints it"
+        8501, "Port to listen on. 0 takes a free one and prints it."
     )
     engine: Literal["tensorflow", "openvino"] = option(
-        "tensorflow", "runtime that computes the networks: tensorflow or openvino"
+        "tensorflow", "Runtime that computes the networks."
     )
-    versions: _Count | None = option(1, "serve each model's N highest versions, or all")
-    poll_seconds: _Seconds = option(1.0, "seconds between checks for new versions")
+    versions: _Count | None = option(
+        1, "Number of versions of each model to serve, the highest ones, or all."
+    )
+    poll_seconds: _Seconds = option(1.0, "Seconds between two checks for new versions.")
     threads: _Count | None = option(
-        None, "threads per computation, and as many to decode images (default: one per core)"
+        None, "Threads per computation, and as many to decode images. (default: one per core)"
     )
     max_batch_size: _Count | None = option(
-        None, "largest batch (default: the largest that the model was exported for)"
+        None, "Largest batch. (default: the largest that the model was exported for)"
     )
-    batching: bool = option(True, "compute images of several requests in one batch")
-    max_queue: _Count = option(256, "limit on images in progress, per version of a model")
-    max_body_bytes: _Count = option(32 * MIB, "largest request body, in bytes")
-    max_pending_bytes: _Count = option(256 * MIB, "limit on request bodies in memory, in bytes")
-    max_requests: _Count = option(256, "limit on requests at the same time")
+    batching: bool = option(True, "Compute images of several requests in one batch.")
+    max_queue: _Count = option(256, "Limit on images in progress, per version of a model.")
+    max_body_bytes: _Count = option(32 * MIB, "Largest request body, in bytes.")
+    max_pending_bytes: _Count = option(256 * MIB, "Limit on request bodies in memory, in bytes.")
+    max_requests: _Count = option(256, "Limit on requests at the same time.")
     deadline_seconds: _Seconds = option(
-        30.0, "seconds from the last byte of a request until it is answered with 503"
+        30.0, "Seconds from the last byte of a request until it is answered with 503."
     )
-    body_seconds: _Seconds = option(15.0, "seconds that a client may take to send a body")
+    body_seconds: _Seconds = option(15.0, "Seconds that a client may take to send a body.")
     header_seconds: _Seconds = option(
-        10.0, "seconds that a client may take to send headers, and that a connection may be idle"
+        10.0, "Seconds that a client may take to send headers, and that a connection may be idle."
     )
     hang_seconds: _Seconds = option(
-        120.0, "seconds for one batch; if it takes longer, the server reports that it is not live"
+        120.0, "Seconds for one batch. If it takes longer, the server reports that it is not live."
     )
     drain_seconds: _Seconds = option(
-        30.0, "seconds that running requests have to finish when the server stops"
+        30.0, "Seconds that running requests have to finish when the server stops."
     )
     allowed_hosts: str | None = option(
         None,
-        "host names that requests may use, separated by commas, or *; default: local names if "
-        "--host is local, else any",
+        "Host names that requests may use, separated by commas, or * for any. (default: local "
+        "names if --host is local, else any)",
     )
     allowed_origins: str | None = option(
         None,
-        "origins of web pages that may use this server from a browser, such as "
-        "https://shop.example, separated by commas, or * (default: only its own page)",
+        "Origins of web pages that may use this server from a browser, such as "
+        "https://shop.example, separated by commas, or * for any. (default: only its own page)",
     )
     access_log: Literal["requests", "all", "none"] = option(
-        "requests", "what to log: requests, all (probes and scrapes too), or none"
+        "requests", "What to log. all: probes and scrapes too."
     )
-    open_metrics: bool = option(False, "answer /metrics without a token, under every host name")
+    open_metrics: bool = option(False, "Answer /metrics without a token, under every host name.")
     #: Clients send it as `Authorization: Bearer TOKEN`. `None`: everybody may use the server.
     token: Annotated[str, Field(pattern="^[!-~]+$")] | None = dataclasses.field(
         default=None, repr=False

@@ -27,17 +27,18 @@ class Question:
     """A question about networks, with the options that all questions share."""
 
     models: tuple[str, ...] = (MODEL,)
-    """Networks: NAME or NAME:option=value,... with options of the builder."""
+    """Networks, each as NAME or NAME:option=value,... with options of its builder."""
     backends: tuple[Literal["tensorflow", "jax", "torch"], ...] = ("tensorflow",)
     """Keras backends. A network runs on each that supports it."""
     baseline: str | None = None
-    """Divide by this candidate: BACKEND/NAME, or NAME on each backend. Default: the first one."""
+    """Candidate to divide by: BACKEND/NAME, or NAME on each backend. If not given: the first
+    one."""
     rounds: int = 3
     """Number of rounds. Every candidate is measured once per round."""
     steps: int = 10
     """Timed steps per round."""
     warmup: int = 3
-    """Steps before the timed ones. The first compiles. Not for compile and memory."""
+    """Steps before the timed ones. The first one compiles. compile and memory have none."""
     batch: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 16
     """Images per step."""
     image_size: int | None = None
@@ -45,9 +46,10 @@ class Question:
     dtype: Annotated[Literal["float32", "mixed_bfloat16"], tyro.conf.arg(name="precision")] = (
         "float32"
     )
-    """Precision of networks without an option dtype of their own. Torch modules: autocast."""
+    """Precision of networks without an option dtype of their own. torch modules use autocast."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the step. auto: as Keras, but not for TensorFlow on a CPU or torch modules."""
+    """Compile the step. auto: as Keras does, but off for TensorFlow on a CPU and for torch
+    modules."""
     limit: float = 300
     """Stop a measurement after this many seconds and drop its candidate."""
     output: Path | None = None
@@ -77,10 +79,10 @@ class Step(Question):
     """Time of a train step, or of inference, and images per second."""
 
     mode: Literal["train", "inference"] = "train"
-    """What a step does."""
+    """Time a train step, or inference."""
     resident: bool = False
-    """One process per network for all rounds: they start together and compile once. They take
-    turns as before. Needs memory for all networks."""
+    """Keep one process per network for all rounds. They start together and compile once, and take
+    turns as before. This needs memory for all networks."""
 
     @property
     def stays(self) -> bool:
@@ -108,9 +110,9 @@ class Compile(Question):
     """Time to build a network, to its first train step, and to compile it."""
 
     batch: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 2
-    """Images per step. Few, because the first step computes as well as compiles."""
+    """Images per step: few, because the first step computes as well as compiles."""
     models: tuple[str, ...] = (f"{MODEL}:stacked=true", f"{MODEL}:stacked=false")
-    """Networks: NAME or NAME:option=value,..., such as stacked=true,execution=loop."""
+    """Networks, each as NAME or NAME:option=value,..., such as stacked=true,execution=loop."""
 
     command: ClassVar = "compile"
     about: ClassVar = (
@@ -145,7 +147,7 @@ class Memory(Question):
     """Memory of a train step, with and without rematerialisation."""
 
     models: tuple[str, ...] = (f"{MODEL}:stacked=true", f"{MODEL}:stacked=true,remat=true")
-    """Networks: NAME:stacked=true,remat=N recomputes N units together. Only stacks can."""
+    """Networks. NAME:stacked=true,remat=N recomputes N units together; only stacks can."""
     steps: int = 2
     """Steps during which the peak is measured."""
 

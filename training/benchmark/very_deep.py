@@ -49,7 +49,7 @@ def run(
     Prints time, memory, the size of the gradients along the network and the losses.
 
     Args:
-        network: preact (weights scaled for the depth), released (the released code's
+        network: Network: preact (weights scaled for the depth), released (the released code's
             weights) or vanilla (a plain CNN with tanh and delta-orthogonal weights, no
             shortcuts).
         layers: Number of layers. If not given: 10,001, or 10,000 for vanilla.

@@ -44,7 +44,7 @@ def audit(
         trust: Call the function that loads the data of the run, and import parts of yours
             in its network, which its config.json names.
         as_json: Print all findings as JSON on stdout, and nothing else there.
-        verbose: Also print the evidence: the figure of each check, the places, why they
+        verbose: Also print the evidence: the number of each check, the places, why they
             matter and the sources.
     """
     from .analyze.specimen import chosen_data, open_specimen

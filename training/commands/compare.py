@@ -36,7 +36,7 @@ def compare(
     the least and the most, and a rank test against the first row.
 
     Args:
-        directories: Run directories, and folders of `keras-preact train --seeds`.
+        directories: Run directories, and folders of runs with several seeds (`--seeds`).
         by: Group the runs by this option alone, such as model.arrangement.
         output: Folder for comparison.csv (a row per run), groups.csv (a row per group) and
             comparison.png, the learning curves. If not given: print only.

@@ -56,13 +56,12 @@ def export(
         checkpoint: Network of the run: at its end, at its best epoch or at its last
             checkpoint.
         format: A SavedModel for servers, or one file for ONNX Runtime or LiteRT.
-        precision: Precision in which the exported network computes, whatever the one of
-            the training. bfloat16 is faster on CPUs with AMX or AVX512_BF16. int8 adds the
+        precision: Precision of the exported network; that of the training does not
+            matter. bfloat16 is faster on CPUs with AMX or AVX512_BF16. int8 adds the
             network in 8 bits for `serve --engine openvino`, faster on most CPUs, and
             measures 300 training images for it. The accuracy on test images is compared
-            first, and may fall by half a point.
+            first, and may fall by at most half a point.
         fold_batch_norm: Fold batch normalisations into the weights before them.
-            --no-fold-batch-norm: keep them.
         temperature: Number that the logits are divided by, for calibrated probabilities.
             fitted: the one that `keras-preact evaluate` fitted on held-out images.
         data_dir: Directory of the images, for bfloat16 and int8. If not given: the run's

@@ -21,7 +21,7 @@ Each run has its directory, OUTPUT/depth-56/rate-0.1/seed-0. The same command re
 runs, skips those that have ended, and adds others if it has more rates, depths or seeds.
 
 Recipes:"""
-ABOUT = """Train this at every depth, rate and seed, each in its own process. The best rate of a
+ABOUT = """Train it at every depth, rate and seed, each in its own process. The best rate of a
 depth has the smallest training loss: the mean over the last tenth of the run (or over the last
 epoch if epochs are longer), and the median over the seeds. A run that diverges counts as
 infinite. OUTPUT gets a table (sweep.csv) and a figure (sweep.png)."""
@@ -32,10 +32,10 @@ class Options(Config):
     """The options of `sweep RECIPE`: those of a run, depths, rates and how many seeds."""
 
     depths: tuple[int, ...] = ()
-    """Numbers of layers, such as 20 56 110. If not given: the recipe's network."""
+    """Numbers of layers, such as 20 56 110. If not given: that of the recipe's network."""
     rates: tuple[float, ...] = ()
-    """Learning rates. If not given: a quarter, half, once, twice and four times the recipe's, or
-    --lr."""
+    """Learning rates. If not given: a quarter, half, once, twice and four times the rate of the
+    recipe, or of --lr."""
     seeds: int = 1
     """Number of runs for each depth and rate, with the seeds --seed, --seed + 1, ..."""
     parallel: int = 1

@@ -47,6 +47,7 @@ Recipes:"""
 
 #: Option that is not a field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
+EPOCHS_ABOUT = "Stretch the whole schedule to this number of epochs."
 #: End of the help text of a recipe, before its options; `{model}` says how it gets its network.
 FIRST = """With --epochs N, the whole schedule is stretched to N epochs.
 
@@ -86,7 +87,8 @@ class Options(Config):
 
     seeds: int | None = None
     """Number of runs, one after the other, with the seeds --seed, --seed + 1, ... Each has its
-    directory in --output. The same command resumes them. It ends with the table of compare."""
+    directory in --output. The same command resumes them. At the end it prints the table of
+    `keras-preact compare`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +96,8 @@ class OfRun:
     """The option that --config RUN adds."""
 
     trust: bool = False
-    """Call the functions and import the parts of yours that the file names. It may come from
-    somebody else."""
+    """Call the functions and import the parts of yours that the file names. Only give it for a file
+    that you trust."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +163,8 @@ def resume(run: Annotated[Path, tyro.conf.Positional], /, trust: bool = False) -
 
     Args:
         run: The run directory.
-        trust: Call the functions that its config.json names: it may come from somebody
-            else.
+        trust: Call the functions that its config.json names. Only give it for a run that
+            you trust.
     """
     path = run / "config.json"
     if not path.is_file() and (several := runs.several(run)):

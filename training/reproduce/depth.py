@@ -41,8 +41,8 @@ def depth(
 
     Args:
         layers: Numbers of layers, each 9n+2: three stages of n bottlenecks.
-        networks: preact, preact_scaled (its weights scaled for the depth), original, or
-            plain (no shortcut).
+        networks: Networks. preact_scaled has weights that are scaled for the depth, plain
+            has no shortcuts.
         batch: Images in the batch.
         seed: Seed of the weights.
         limit: Stop the measurement of a network after this many seconds.

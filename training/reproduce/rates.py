@@ -74,8 +74,8 @@ def rates(
 
     Args:
         layers: Numbers of layers, each 6n+2: three stages of n basic units.
-        networks: preact, depth_scaling_0.5 and depth_scaling_1 (F is multiplied by 9 over
-            the number of units, to this power: with 20 layers all are the same network).
+        networks: Networks. depth_scaling_0.5 and depth_scaling_1 multiply F by 9 over the
+            number of units, to this power: with 20 layers all are the same network.
         rates: Learning rates.
         seeds: Number of runs for each network, depth and rate, with seeds 0, 1, ...
         parallel: Number of runs to train at the same time. Their messages then go to files

@@ -33,13 +33,14 @@ class Options:
     """Options of every command that trains."""
 
     rows: tuple[str, ...] = ()
-    """Rows to measure: labels, names of trials, or parts of them. Default: all rows."""
+    """Rows to measure: labels, names of trials, or parts of them. If not given: all rows."""
     seeds: int = 5
     """Number of runs per row, with seeds 0, 1, ... The papers give the median of 5."""
     precision: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
     """Precision of the training. auto: mixed_bfloat16 on an accelerator, else float32."""
     steps_per_execution: int | None = None
-    """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
+    """Iterations per call of the compiled train step. If not given: up to 100 on an accelerator, 1
+    on a CPU."""
     parallel: int = 1
     """Number of runs to train at the same time. Small networks leave most of a GPU idle."""
     data_dir: Path | None = None

@@ -90,6 +90,24 @@ def test_options_have_the_names_by_which_runs_are_compared():
     assert "model.precision" in options(Config())
 
 
+def test_reference_has_every_command_and_option():
+    """The pages are made from the parsers; the names here are read from the help texts."""
+    pages = "\n".join(
+        (ROOT / f"docs/reference/{page}.md").read_text() for page in ("train", "commands")
+    )
+    headings = re.findall(r"^##+ (.+)$", pages, re.M)
+    listed = {
+        name
+        for row in re.findall(r"^\| (`-.*?) \|", pages, re.M)
+        for name in re.findall(r"`(--[\w.-]+)`", row)
+    }
+    assert {*console.COMMANDS, *(f"train {name}" for name in recipes.RECIPES)} <= {*headings}
+    for names in HELPS:
+        options = help_of(*names).partition("show this help message")[2]
+        found = set(re.findall(r"--[a-z][\w.-]*\w", options))
+        assert found <= listed | {"--help"}, names
+
+
 def test_precision_has_one_name():
     for names in HELPS:
         found = set(re.findall(r"--[\w.-]*(?:precision|dtype|policy)", help_of(*names)))

@@ -78,7 +78,7 @@ def claims(only: tuple[str, ...] = (), output: Path = RESULTS) -> None:
     are measured only if they are named; other findings are kept.
 
     Args:
-        only: Names of claims, or parts of names. Default: all that are not slow.
+        only: Names of claims, or parts of names. If not given: all that are not slow.
         output: Folder of the results.
 
     Raises:
