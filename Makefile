@@ -15,7 +15,8 @@ bin := $(VENV)/bin
 # PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip is
 # configured to look elsewhere.
 ifeq ($(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),)
-torch_index := --extra-index-url https://download.pytorch.org/whl/cpu
+torch_url := https://download.pytorch.org/whl/cpu
+torch_index := --extra-index-url $(torch_url)
 endif
 # Tests of the paper's definitions, the networks, their files and the optimisers.
 core_tests := $(addprefix tests/keras_preact/test_,$(addsuffix .py,unit_reference identity_mappings parameter_counts import \
@@ -85,7 +86,7 @@ soak: $(tests) ## Run the tests that are slow and rarely fail: full depth, full 
 	for backend in tensorflow jax torch; do $(MAKE) --no-print-directory soak-on BACKEND=$$backend; done
 
 soak-on: $(tests)
-	$(pytest) -m soak --timeout 3600 $(PYTEST_ARGS)
+	$(if $(torch_url),PIP_EXTRA_INDEX_URL=$(torch_url)) $(pytest) -m soak --timeout 3600 $(PYTEST_ARGS)
 
 mutants: $(tests) ## Break the code in many places, one at a time: a test must fail for each.
 	$(bin)/python tests/mutants
