@@ -15,7 +15,8 @@ bin := $(VENV)/bin
 # PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip is
 # configured to look elsewhere.
 ifeq ($(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),)
-torch_index := --extra-index-url https://download.pytorch.org/whl/cpu
+torch_url := https://download.pytorch.org/whl/cpu
+torch_index := --extra-index-url $(torch_url)
 endif
 # Tests of the paper's definitions, the networks, their files and the optimisers.
 core_tests := $(addprefix tests/keras_preact/test_,$(addsuffix .py,unit_reference identity_mappings parameter_counts import \
@@ -81,11 +82,11 @@ test-all: $(tests) ## Run what `make test` and `make test-processes` run, togeth
 test-processes: $(tests) ## Run the commands as a user does: train, kill and resume, export, serve.
 	$(pytest) -m "process and not soak" $(PYTEST_ARGS)
 
-soak: $(tests) ## Run the tests that are slow and rarely fail: full depth, full products, many kills, packages, documents. About 10 minutes.
+soak: $(tests) ## Run the tests that are slow and rarely fail: full depth, full products, many kills, packages, documents. 10 minutes and some more for each Python.
 	for backend in tensorflow jax torch; do $(MAKE) --no-print-directory soak-on BACKEND=$$backend; done
 
 soak-on: $(tests)
-	$(pytest) -m soak --timeout 3600 $(PYTEST_ARGS)
+	$(if $(torch_url),PIP_EXTRA_INDEX_URL=$(torch_url)) $(pytest) -m soak --timeout 3600 $(PYTEST_ARGS)
 
 mutants: $(tests) ## Break the code in many places, one at a time: a test must fail for each.
 	$(bin)/python tests/mutants

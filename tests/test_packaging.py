@@ -2,6 +2,7 @@
 require.
 """
 
+import datetime
 import importlib.metadata
 import os
 import re
@@ -9,8 +10,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
@@ -19,6 +20,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
+VERSION = PROJECT["project"]["version"]
+#: The versions of Python that the project names.
+PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
 #: Name of a package in the wheel to its folder.
 PACKAGES = {"keras_preact": "keras_preact", "keras_preact_training": "training"}
 BUILD = """
@@ -26,15 +30,27 @@ from setuptools import build_meta
 build_meta.build_wheel("../dist")
 build_meta.build_sdist("../dist")
 """
+README = """
+import pathlib, re, sys
+for block in re.findall(r"```python\\n(.*?)```", pathlib.Path(sys.argv[1]).read_text(), re.S):
+    exec(compile(block, "README.md", "exec"), {})
+"""
+#: Value of PYTHONWARNINGS. Keras' variables under NumPy 2 warn, see pyproject.toml.
+STRICT = "error,ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 
 
-def run(*command: object, cwd: Path) -> str:
-    """Run a command outside of the checkout: nothing in its environment leads there."""
-    hidden = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")
+def run(*command: object, cwd: Path, stderr: int = subprocess.PIPE, **variables: str) -> str:
+    """Run a command outside of the checkout: nothing in its environment leads there.
+    Return its stdout, with stderr if that is `subprocess.STDOUT`.
+    """
+    hidden = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    environment |= variables
     words = list(map(str, command))
-    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    done = subprocess.run(
+        words, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + (done.stderr or "")[-2000:]
     return done.stdout
 
 
@@ -108,27 +124,58 @@ def test_source_distribution_holds_what_git_tracks(built, tracked):
     assert "saved_models/cifar10_resnet20/2/variables/variables.index" in names
 
 
+def test_the_description_needs_no_repository(built):
+    """An index of packages shows it: it has no relative links and no pictures."""
+    with zipfile.ZipFile(built[0]) as file:
+        [name] = [name for name in file.namelist() if name.endswith(".dist-info/METADATA")]
+        text = file.read(name).decode().partition("\n\n")[2]
+    assert "https://arxiv.org/abs/1603.05027)" in text
+    assert "The tutorial (`docs/tutorial.md`) shows each step" in text
+    assert not re.findall(r"\]\((?!https://)[^)]*\)|<(?:img|picture|source)", text)
+
+
 @pytest.mark.soak
-def test_a_fresh_installation(built, tmp_path):
-    """The wheel's commands work outside of the checkout, and all its extras fit together
-    in the versions of the tests.
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_fresh_installation(version, built, tmp_path):
+    """The wheel's commands and README's Python work outside of the checkout, without a
+    visible warning, and all its extras fit together in the versions of the tests.
+
+    The backends that are no dependency run in the Python of the tests alone: on many
+    machines only this Python has a build of PyTorch without gigabytes of CUDA.
     """
-    venv.create(tmp_path / "venv")
-    python, script = (tmp_path / "venv/bin" / name for name in ("python", "keras-preact"))
-    install = (sys.executable, "-m", "pip", "--python", python, "install")
-    install += ("--disable-pip-version-check", "-c", ROOT / "constraints/tested.txt")
-    run(*install, f"{built[0]}[training,serving]", cwd=tmp_path)
-    place = run(python, "-c", "import keras_preact; print(keras_preact.__file__)", cwd=tmp_path)
-    assert Path(place).is_relative_to(tmp_path)
-    found = run(python, "-c", "from importlib.util import *; print(find_spec('training'))", cwd="/")
-    assert found == "None\n"
-    version = run(script, "--version", cwd=tmp_path)
-    assert version == f"keras-preact {PROJECT['project']['version']}\n"
-    assert "digits_resnet20_preact" in run(script, "train", "digits", "--dry-run", cwd=tmp_path)
-    assert "usage: keras-preact serve" in run(script, "serve", "--help", cwd=tmp_path)
-    # `make test` installs the extra test. The libraries of the extra gpu have gigabytes.
-    extras = sorted(EXTRAS.keys() - {"test", "gpu"})
-    run(*install, "--dry-run", f"{built[0]}[{','.join(extras)}]", cwd=tmp_path)
+    find = (f"python{version}", "-c", "import sys; print(sys.executable)")
+    try:
+        base = run(*find, cwd=tmp_path, PYENV_VERSION=version).strip()  # which pyenv reads
+    except (FileNotFoundError, AssertionError):
+        pytest.skip(f"no Python {version} on this machine")
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:  # 2 GB
+        run(base, "-m", "venv", "--without-pip", folder, cwd=tmp_path)
+        python, script = (Path(folder, "bin", name) for name in ("python", "keras-preact"))
+        install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-compile")
+        install += ("--disable-pip-version-check", "-c", ROOT / "constraints/tested.txt")
+        run(*install, f"{built[0]}[training,serving]", cwd=tmp_path)
+        place = run(python, "-c", "import keras_preact as kp; print(kp.__file__)", cwd=tmp_path)
+        assert Path(place).is_relative_to(folder)
+        spec = "from importlib.util import *; print(find_spec('training'))"
+        assert run(python, "-c", spec, cwd="/") == "None\n"
+        lines = run(script, "--version", cwd=tmp_path).splitlines()
+        assert lines[0] == f"keras-preact {VERSION}"
+        assert lines[1].startswith(f"Python {version}.")
+        assert "usage: keras-preact serve" in run(script, "serve", "--help", cwd=tmp_path)
+        # `make test` installs the extra test. The libraries of the extra gpu have gigabytes.
+        extras = sorted(EXTRAS.keys() - {"test", "gpu"})
+        run(*install, "--dry-run", f"{built[0]}[{','.join(extras)}]", cwd=tmp_path)
+        ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+        for backend in ("tensorflow", "jax", "torch") if version == ours else ("tensorflow",):
+            if backend != "tensorflow":
+                run(*install, f"{built[0]}[{backend}]", cwd=tmp_path)
+            of = {"cwd": tmp_path, "KERAS_BACKEND": backend}
+            run(python, "-c", README, ROOT / "README.md", **of, PYTHONWARNINGS=STRICT)
+            train = (script, "train", "digits", "--epochs", "1", "--output", f"runs/{backend}")
+            # TensorFlow's AutoGraph has DeprecationWarnings under Python 3.13, which nobody sees
+            told = run(*train, **of, stderr=subprocess.STDOUT)
+            assert "of the 144 held-out images" in told
+            assert "warning" not in told.lower(), told
 
 
 def test_tensorflow_has_the_extra_for_gpus():
@@ -148,6 +195,23 @@ def test_lowest_versions_are_those_that_the_project_names():
         assert re.fullmatch(rf"{re.escape(version)}(\.0)*", pinned[name]), name
 
 
-def test_the_docs_name_the_wheel():
-    named = re.findall(r"keras_preact-([\d.]+)-py3", (ROOT / "docs/install.md").read_text())
-    assert set(named) == {PROJECT["project"]["version"]}
+#: Patterns of this version in the files that name it.
+NAMED = {
+    "README.md": r"Version ([\d.]+)\.",
+    "docs/install.md": r"keras_preact-([\d.]+)-py3",
+    "docs/cite.md": r"version *= \{([\d.]+)\}",
+    "CITATION.cff": r"^version: (.+)",
+}
+
+
+@pytest.mark.parametrize("path", NAMED)
+def test_the_docs_name_this_version(path):
+    assert set(re.findall(NAMED[path], (ROOT / path).read_text(), re.M)) == {VERSION}
+
+
+def test_the_date_of_a_release():
+    """The changelog and the citation agree on it."""
+    changes = re.findall(r"^## \[(.+)\](?: - (.+))?$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    [cited] = re.findall(r"^date-released: (.+)", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert datetime.date.fromisoformat(cited)
+    assert dict(changes)[VERSION] == cited

@@ -1,13 +1,13 @@
 """The command line: `keras-preact COMMAND ...`."""
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 
 from .. import cli
 from ..errors import PROGRAM, lookup
+from . import version
 from .table import COMMANDS
 
 
@@ -22,17 +22,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     argv = list(sys.argv[1:] if argv is None else argv)
     words, verbose = cli.split_verbose(argv)
-    cli.guard(lambda: _start(words, argv), verbose)
+    reporting = words[:1] == ["--version"]  # also of a backend that cannot be imported
+    cli.guard(lambda: _start(words, argv, verbose), verbose and not reporting)
 
 
-def _start(words: Sequence[str], argv: list[str]) -> None:
+def _start(words: Sequence[str], argv: list[str], verbose: bool) -> None:
     if words[:1] == ["help"]:
         words = argv = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(described())
         return
     if words[0] == "--version":
-        print(f"{PROGRAM} {importlib.metadata.version('keras-preact')}")
+        for line in version.lines(verbose):
+            print(line, flush=True)
         return
     name = words[0]
     argv.remove(name)
@@ -58,7 +60,8 @@ def described() -> str:
         ]
     lines += [
         "",
-        f"Options and examples: {PROGRAM} COMMAND --help. Version: {PROGRAM} --version.",
+        f"Options and examples: {PROGRAM} COMMAND --help.",
+        f"Versions, for a report of a bug: {PROGRAM} --version --verbose.",
         f"Set KERAS_BACKEND to tensorflow (default), jax or torch. {cli.VERBOSE}",
     ]
     return "\n".join(lines)

@@ -4,14 +4,17 @@ import contextlib
 import functools
 import io
 import os
+import platform
 import re
 import shlex
 import sys
+from importlib import metadata
 
+import keras
 import pytest
 
 from tests.training.calls import ROOT, error_of, finish, start
-from training import cli, recipes
+from training import backends, cli, recipes
 from training.benchmark import __main__ as benchmark
 from training.cli import console
 from training.cli.table import recipe_examples
@@ -170,6 +173,23 @@ def test_arguments_reach_the_command_and_verbose_too(capsys):
     err = capsys.readouterr().err
     assert err.startswith("Traceback")
     assert "nowhere/m cannot be used as an exported model" in err.splitlines()[-1]
+
+
+def test_versions(capsys, monkeypatch):
+    console.main(["--version"])
+    first, python, packages = capsys.readouterr().out.splitlines()
+    assert first == f"keras-preact {metadata.version('keras-preact')}"
+    assert python == f"Python {platform.python_version()}, {platform.platform()}"
+    named = dict(package.split(" ") for package in packages.split(", "))
+    assert [*named][:3] == ["keras", "numpy", "tensorflow"]
+    assert all(metadata.version(name) == version for name, version in named.items())
+    console.main(["--version", "--verbose"])
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"backend {keras.backend.backend()}, device {backends.device()}, ")
+    monkeypatch.setitem(sys.modules, "keras", None)
+    console.main(["--verbose", "--version"])
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("the backend cannot be imported: ModuleNotFoundError: ")
 
 
 def test_a_command_without_its_package(capsys, monkeypatch):
