@@ -1,11 +1,11 @@
 """Broken image files: found by their headers and by decoding them, and named."""
 
 import contextlib
+import io
 import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,9 +23,8 @@ FORMATS = ("BMP", "JPEG", "MPO", "PNG", "WEBP")
 NAMED = 3
 #: What stands for a file that looks cut off. Only decoding shows whether it is.
 _SHORT = "it may be cut off"
-#: Threads that read headers, and files that each of them reads in turn: a disk of another machine
-#: answers many at the same time.
-_THREADS, _PART = 8, 500
+#: How a JPEG begins, and bytes that are read of a file at first: more than most headers have.
+_JPEG, _HEAD = b"\xff\xd8", 16 * 1024
 
 
 class BrokenImages(UserError):
@@ -59,7 +58,12 @@ def faults(paths: Sequence[Path], decode: bool = True) -> dict[Path, str]:
         decode: Decode every image, by the decoder of the training. Otherwise the headers
             are read, and only files that look cut off are decoded.
     """
-    found = dict(zip(paths, _faults_of_headers(paths), strict=True))
+    from PIL import Image
+
+    # one thread: with more, they wait for each other, and a million files take three times as long
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        found = {path: _fault(path) for path in paths}
     broken = {path: fault for path, fault in found.items() if fault not in (None, _SHORT)}
     doubtful = [path for path in paths if path not in broken and (decode or found[path])]
     broken |= dict.fromkeys(_undecodable(doubtful), "it cannot be decoded")
@@ -105,20 +109,6 @@ def _listed(broken: Mapping[Path, str]) -> str:
     return ""
 
 
-def _faults_of_headers(paths: Sequence[Path]) -> list[str | None]:
-    """Return what `_fault` does for each file."""
-    from PIL import Image
-
-    with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS) as threads:
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        parts = [paths[start : start + _PART] for start in range(0, len(paths), _PART)]
-        return [fault for found in threads.map(_faults_of_some, parts) for fault in found]
-
-
-def _faults_of_some(paths: Sequence[Path]) -> list[str | None]:
-    return [_fault(path) for path in paths]
-
-
 def _fault(path: Path) -> str | None:
     """Return what is wrong with a file according to its header, None if nothing is, or
     `_SHORT`.
@@ -128,15 +118,11 @@ def _fault(path: Path) -> str | None:
     if not os.path.isfile(path):  # opening a pipe would wait
         return "it is not a file"
     try:
-        with open(path, "rb") as file, Image.open(file) as image:
-            if image.format not in FORMATS:
-                return f"its content is {image.format}, not JPEG, PNG, BMP or WebP"
-            if image.format == "WEBP" and getattr(image, "is_animated", False):
-                return "it is an animated WebP: save one of its pictures as PNG"
-            if image.format == "BMP" and not _is_plain(image):
-                return "it is a BMP with a palette, 16 bits or compression: save it as PNG"
-            image.verify()
-            return _SHORT if _is_short(file) else None
+        with open(path, "rb") as file:
+            start = file.read(_HEAD)
+            file.seek(0)
+            problem = _problem(file, start)
+            return problem or (_SHORT if _is_short(file, start) else None)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels"
     except Image.UnidentifiedImageError:
@@ -145,20 +131,38 @@ def _fault(path: Path) -> str | None:
         return str(error) or type(error).__name__
 
 
+def _problem(file: BinaryIO, start: bytes) -> str | None:
+    """Return what is wrong with a file, as far as Pillow reads it. `start` is its start."""
+    from PIL import Image
+
+    if start.startswith(_JPEG):
+        # the header may be longer
+        with contextlib.suppress(Exception), Image.open(io.BytesIO(start)) as image:
+            if image.format in FORMATS:
+                return None
+    with Image.open(file) as image:
+        if image.format not in FORMATS:
+            return f"its content is {image.format}, not JPEG, PNG, BMP or WebP"
+        if image.format == "WEBP" and getattr(image, "is_animated", False):
+            return "it is an animated WebP: save one of its pictures as PNG"
+        if image.format == "BMP" and not _is_plain(image):
+            return "it is a BMP with a palette, 16 bits or compression: save it as PNG"
+        image.verify()
+    return None
+
+
 def _is_plain(image) -> bool:
     """Return whether the decoder of the training reads a BMP as Pillow does."""
     codec, _, _, (layout, *_) = image.tile[0]
     return codec == "raw" and layout in ("L", "BGR", "BGRX", "BGRA")
 
 
-def _is_short(file: BinaryIO) -> bool:
+def _is_short(file: BinaryIO, start: bytes) -> bool:
     """Return whether a file may be cut off: a JPEG does not end with its last marker, or
     another one is shorter than its header says. Pillow reads a PNG to its end.
     """
-    file.seek(0)
-    start = file.read(8)
     length = file.seek(0, os.SEEK_END)
-    if start.startswith(b"\xff\xd8"):
+    if start.startswith(_JPEG):
         file.seek(max(length - 2, 0))
         return file.read() != b"\xff\xd9"
     if start.startswith(b"RIFF"):

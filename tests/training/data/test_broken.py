@@ -54,9 +54,7 @@ def test_broken_headers_are_named_before_anything_is_decoded(tmp_path, use):
         use(load(Data("folder", dir=tmp_path)))
 
 
-def test_each_of_many_files_keeps_its_own_fault(tmp_path, monkeypatch):
-    """Several threads read them, a few files each."""
-    monkeypatch.setattr(broken, "_PART", 3)
+def test_each_of_many_files_keeps_its_own_fault(tmp_path):
     paths = [tmp_path / f"{number:02d}.jpg" for number in range(40)]
     for number, path in enumerate(paths):
         path.write_bytes((b"none", JPEG[:2000], JPEG)[number % 3])
@@ -66,6 +64,15 @@ def test_each_of_many_files_keeps_its_own_fault(tmp_path, monkeypatch):
         if number % 3 < 2
     }
     assert list(broken.faults(paths[::-1]).items()) == list(expected.items())
+
+
+def test_a_header_that_is_longer_than_what_is_read_at_first(tmp_path):
+    """An application's part of 60,000 bytes, as a colour profile, before the size."""
+    long = JPEG[:2] + b"\xff\xe2" + (60_002).to_bytes(2, "big") + bytes(60_000) + JPEG[2:]
+    paths = [tmp_path / f"{number}.jpg" for number in range(3)]
+    for path, content in zip(paths, (long, long[:30_000], long[:-2]), strict=True):
+        path.write_bytes(content)
+    assert list(broken.faults(paths, decode=False)) == paths[1:]
 
 
 def test_paths_come_in_the_order_of_their_parts(tmp_path):
