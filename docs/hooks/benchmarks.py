@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from training.cli.terminal import markdown
+
 #: Columns of the comparisons, and of the other figures.
 FAST = "times as fast"
 RATIOS = ["measured", "compared with", FAST, "bar", "least to most", "device", "file"]
@@ -117,8 +119,7 @@ def benchmarks() -> str:
             if chosen:
                 if all(row.figure.endswith("bytes") for row in chosen):
                     head = ["times as small" if name == FAST else name for name in head]
-                lines = [head, ["---"] * len(head), *map(cells, chosen)]
-                parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+                parts.append(markdown([head, *map(cells, chosen)]))
     files = sorted({row.file for rows in TABLES.values() for row in rows})
     silent = ", ".join(f"`{file}`" for file in files if "flags" not in read(file)["machine"])
     notes = [

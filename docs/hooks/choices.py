@@ -14,7 +14,7 @@ import benchmarks
 
 import keras_preact as kp
 from keras_preact.models.registry import TRAINED
-from training.cli.terminal import duration
+from training.cli.terminal import duration, markdown
 from training.config import Config, Model, from_json
 from training.ranks import spread
 from training.recipes import RECIPES
@@ -112,11 +112,6 @@ GROUPS = {
 HEAD = ["command", "network and data", "device", "time of a run", "test accuracy"]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def runs_of(choice: Choice) -> list[results.Record]:
     """Return the runs of a choice, those on its device."""
     records = [
@@ -200,24 +195,24 @@ def _accuracy(records: Sequence[results.Record]) -> str:
 
 def choices(group: str) -> str:
     """Return the table of a group."""
-    return _table(HEAD, [cells(choice) for choice in GROUPS[group]])
+    return markdown([HEAD, *map(cells, GROUPS[group])])
 
 
 def ready_weights() -> str:
-    """Return the weights in the package, and the speed of the server with one of them."""
-    rows = []
+    """Return the weights in the package with their test accuracy."""
+    rows = [["in Python", "network and data", "test accuracy"]]
     for path in sorted(TRAINED.glob("*.json")):
         card = json.loads(path.read_text())
         name, _, weights = card["model"].partition(":")
         measured = f"{100 * card['accuracy']:.2f} %, 1 network, {card['images']:,} images"
         code = f'`kp.create_model("{name}", weights="{weights}")`'
         rows.append([code, f"`{name}`, `{card['data']}`", measured])
-    return _table(["in Python", "network and data", "test accuracy"], rows)
+    return markdown(rows)
 
 
 def deep_memory() -> str:
     """Return time and peak memory of train steps of very deep networks."""
-    rows = []
+    rows = [["command", "network and data", "time of a step", "peak memory"]]
     for file in ("very_deep_preact_jax", "very_deep_vanilla_tensorflow"):
         run = benchmarks.read(file)
         settings = run["settings"]
@@ -246,4 +241,4 @@ def deep_memory() -> str:
                 f"{figures['peak_resident_bytes']['median'] / 1e9:.1f} GB",
             ]
         )
-    return _table(["command", "network and data", "time of a step", "peak memory"], rows)
+    return markdown(rows)

@@ -21,6 +21,7 @@ from training.benchmark import __main__ as benchmark
 from training.cli import table
 from training.cli.console import COMMANDS
 from training.cli.console import main as start
+from training.cli.terminal import markdown
 from training.commands import sweep, train
 from training.config import Config
 from training.config import options as options_of
@@ -139,16 +140,16 @@ def _values(metavar: str) -> str:
 def _coded(text: str) -> str:
     """Return a text with the names of options as code, and with no other Markdown in it."""
     parts = re.split(r"(`[^`]*`)", text)
-    parts[::2] = [NAME.sub(r"`\g<0>`", re.sub(r"([*|<])", r"\\\1", part)) for part in parts[::2]]
+    parts[::2] = [NAME.sub(r"`\g<0>`", re.sub(r"([*<])", r"\\\1", part)) for part in parts[::2]]
     return "".join(parts)
 
 
 def _table(options: Iterable[Option]) -> str:
-    rows = [["option", "default", "meaning"], ["---"] * 3]
+    rows = [["option", "default", "meaning"]]
     for option in options:
         names, default, about = option.cells()
         rows.append([names, default, _coded(about)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown(rows)
 
 
 def _examples(name: str) -> str:

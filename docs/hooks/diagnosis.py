@@ -15,7 +15,7 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import keras_preact as kp
+from training.cli.terminal import markdown
 
 FILE = Path(__file__).with_suffix(".json")
 #: What the functions of `SHOWN` need.
@@ -264,19 +265,15 @@ def diagnosis(case: str, part: str, name: str = "0", last: str = "0") -> str:
     if part == "table":
         if "accuracies" in found:
             rows = [[key, f"{100 * value:.1f} %"] for key, value in found["accuracies"].items()]
-            return table(["the other program sends", "test accuracy"], rows)
+            return markdown([["the other program sends", "test accuracy"], *rows])
         head = ["run", "training loss", "accuracy in training", "of the same images in `evaluate`"]
         head += ["test accuracy"]
         rows = [[key, *_reached(each)] for key, each in found["runs"].items()]
-        return table(head, rows)
+        return markdown([head, *rows])
     each = list(found["runs"].values())[int(name)]
     if part == "log":
         return _text("\n".join(each["log"].splitlines()[-2 * int(last) :]))
     return _text("\n".join(line for text in each["messages"] for line in textwrap.wrap(text, 110)))
-
-
-def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 
 def _reached(found: Mapping[str, Any]) -> list[str]:

@@ -32,6 +32,7 @@ from command_reference import command_reference, training_reference
 import keras_preact as kp
 from keras_preact.models.registry import TRAINED
 from training.cli.console import COMMANDS
+from training.cli.terminal import markdown
 from training.recipes import RECIPES
 from training.reproduce import report, results
 from training.reproduce.claims import check
@@ -49,14 +50,6 @@ PAGES = {
     "keras_preact/serving/deploy/README.md": "howto/containers.md",
     "docs/identity_mappings.ipynb": "identity_mappings.md",
 }
-
-
-def table(head: list[str], rows) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |"
-        for line in lines
-    )
 
 
 def published(**wanted: str) -> str:
@@ -83,14 +76,16 @@ def arrangements() -> str:
         remark = "" if errors else " (not in the paper)"
         numbers = (errors.get(network, "") for network in networks)
         rows.append([f"`{name}`{remark}", order, after, *numbers])
-    return table(["arrangement", "F", "f", *networks], rows)
+    return markdown([["arrangement", "F", "f", *networks], *rows])
 
 
 def commands() -> str:
     """The commands of the command line."""
-    return table(
-        ["command", "does"],
-        [[f"`keras-preact {name}`", command.about] for name, command in COMMANDS.items()],
+    return markdown(
+        [
+            ["command", "does"],
+            *[[f"`keras-preact {name}`", command.about] for name, command in COMMANDS.items()],
+        ]
     )
 
 
@@ -136,7 +131,7 @@ def models(pattern: str) -> str:
         return [f"`{name}`", f"{entry.builder.__name__}({arguments})", count, errors]
 
     head = ["name", "is", "trainable parameters", "published test error, %"]
-    return table(head, [cells(name) for name in kp.list_models(pattern)])
+    return markdown([head, *map(cells, kp.list_models(pattern))])
 
 
 def weights() -> str:
@@ -151,7 +146,7 @@ def weights() -> str:
         return [f"`{name}`", f'`weights="{weights_name}"`', *figures, by]
 
     head = ["model", "argument", "test accuracy", "calibration error", "trained by"]
-    return table(head, [cells(card) for card in cards])
+    return markdown([head, *map(cells, cards)])
 
 
 def recipes() -> str:
@@ -160,16 +155,18 @@ def recipes() -> str:
     rows = [
         [f"`{name}`", text[0], " ".join(" ".join(text[1:]).split())] for name, text in docs.items()
     ]
-    return table(["recipe", "is", "reaches"], rows)
+    return markdown([["recipe", "is", "reaches"], *rows])
 
 
 def checks() -> str:
     """The rows of the audit."""
     from keras_preact.analysis.audit.checks import CHECKS
 
-    return table(
-        ["check", "figure", "why", "what to do"],
-        [[c.name, c.unit, c.meaning, c.advice] for c in CHECKS],
+    return markdown(
+        [
+            ["check", "figure", "why", "what to do"],
+            *[[c.name, c.unit, c.meaning, c.advice] for c in CHECKS],
+        ]
     )
 
 
@@ -238,7 +235,7 @@ def names(*modules: str) -> str:
                 first = inspect.getdoc(value).partition("\n\n")[0]
                 about = SENTENCE.split(" ".join(first.split()))[0].rstrip(":")
                 rows.append([f"`{name}`", about, f"[{path}](../../{path})"])
-    return table(["name", "is", "source"], rows)
+    return markdown([["name", "is", "source"], *rows])
 
 
 #: Name in a comment to the function.

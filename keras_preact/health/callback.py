@@ -300,7 +300,7 @@ class TrainingHealth(keras.callbacks.Callback):
         figures = findings.measured(record, self._watched, self._read)
         causes = findings.causes(figures, self.ranges, rates, stuck)
         if any(cause.is_of_inference for cause in causes):
-            stale = findings.stale_statistics(self._momentum, self._probe.steps)
+            stale = self._stale_statistics()
             if stale is not None:  # they are its effects
                 causes = [cause for cause in causes if not cause.is_of_inference]
                 if record.step >= findings.STUCK_UPDATES:  # out of date in every network before
@@ -343,11 +343,14 @@ class TrainingHealth(keras.callbacks.Callback):
         recent = np.array(list(self.gaps.values())[-findings.GAP_EPOCHS :])
         is_lasting = len(recent) == findings.GAP_EPOCHS
         if row is not None and is_lasting and row.outside(recent, "above").all():
-            stale = findings.stale_statistics(self._momentum, self._probe.steps)
+            stale = self._stale_statistics()
             if stale is None:
                 self._report("train_validation_gap", findings.gap_message(gap, row))
             else:
                 self._report(findings.STALE, stale)
+
+    def _stale_statistics(self) -> str | None:
+        return findings.stale_statistics(self._momentum, self._probe.steps)
 
     def on_train_end(self, logs=None):
         self.remove()

@@ -3,25 +3,15 @@ process, in turn, and prints a table of medians and ratios.
 """
 
 import dataclasses
-import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .. import backends, disk
 from ..errors import UserError, check_positive, lookup
 from . import candidates, report, rounds
 from .candidates import Candidate
 from .questions import Question
 
-#: Environment variables that set threads and devices.
-ENVIRONMENT = (
-    "OMP_NUM_THREADS",
-    "TF_ENABLE_ONEDNN_OPTS",
-    "TF_NUM_INTRAOP_THREADS",
-    "XLA_FLAGS",
-    "CUDA_VISIBLE_DEVICES",
-)
 _ORDER = (
     "The processes of a round run one after another; a ratio compares figures of the same round."
 )
@@ -37,7 +27,7 @@ def run(question: Question) -> dict:
     _check(question)
     rows = candidates.expand(question.models, question.backends)
     baselines = baselines_of(rows, question.baseline)
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    started = report.now()
 
     outcomes: list[rounds.Outcome] = []
     try:
@@ -60,13 +50,12 @@ def _report(
     """Print the table, write the file and return its content."""
     summary = report.summarize(rounds.figures_of(outcomes, question.rounds), baselines)
     results = {outcome.label: outcome.result for outcome in outcomes if outcome.result}
-    content = {
+    content: dict[str, Any] = {
         "command": question.command,
         "settings": {k: v for k, v in dataclasses.asdict(question).items() if k != "output"},
         "about": question.about,
         "order": _ORDER,
         "started": started,
-        "machine": backends.machine(ENVIRONMENT),
         "candidates": {
             row.label: dataclasses.asdict(row)
             | {"baseline": baselines[row.label]}
@@ -79,11 +68,14 @@ def _report(
         "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
         "summary": summary,
     }
-    print(_heading(question, content))
-    print(report.table(question.columns, summary, baselines, remarks(summary, outcomes)))
-    if question.output is not None:
-        disk.write_json(question.output, content)
-        print(f"Written: {question.output}")
+    report.show(
+        _heading(question, content["candidates"].values()),
+        question.columns,
+        baselines,
+        content,
+        question.output,
+        remarks(summary, outcomes),
+    )
     return content
 
 
@@ -129,18 +121,12 @@ def remarks(
     return cells
 
 
-def _heading(question: Question, content: dict[str, Any]) -> str:
-    rows = content["candidates"].values()
+def _heading(question: Question, rows: Collection[Mapping[str, Any]]) -> str:
     devices = sorted({row["device"] for row in rows if row["device"]})
-    baselines = dict.fromkeys(row["baseline"] for row in rows)
     mode = f", {question.mode}" if hasattr(question, "mode") else ""
     default = " by default" if any("dtype" in row["options"] for row in rows) else ""
-    lines = [
+    return (
         f"{question.command}{mode}: batch {question.batch}, {question.dtype}{default}, "
         f"{question.rounds} round{'s' * (question.rounds > 1)}, on "
-        f"{' and '.join(devices) or 'nothing'} ({content['machine']['cpu']})",
-        question.about,
-        _ORDER,
-        f"Figures: median (least to most) of the rounds. Ratios: to {', '.join(baselines)}.",
-    ]
-    return "\n".join(["", *lines, ""])
+        f"{' and '.join(devices) or 'nothing'}"
+    )

@@ -1,7 +1,6 @@
 """The input of a training from a folder of photographs: how fast batches come."""
 
 import contextlib
-import datetime
 import json
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from .. import backends, children, disk
+from .. import children
 from ..errors import UserError, check_positive
 from . import report
 from .report import Column
@@ -69,12 +68,10 @@ def run(
         rounds: Number of rounds.
         output: Write settings, versions and every figure to this JSON file.
     """
-    from .comparison import ENVIRONMENT  # imports Keras, which is too slow for a help text
-
     check_positive(size=size, batch=batch, batches=batches, rounds=rounds)
     if not loaders or not modes:
         raise UserError("Give at least one of --loaders and --modes.")
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    started = report.now()
     baselines = {f"{mode}/{loader}": f"{mode}/{loaders[0]}" for mode in modes for loader in loaders}
     figures: list[dict[str, dict[str, float]]] = []
     versions: dict[str, str] = {}
@@ -109,37 +106,31 @@ def run(
                 process.ask()
                 figures[-1][label] = _answer(process, label)
             print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
-    summary = report.summarize(figures, baselines)
-    machine = backends.machine(ENVIRONMENT)
     source = f"{files:,} photographs" if folder is None else str(folder)
-    print(
-        f"\nInput from {source}: batches of {batch} images of {size} x {size} pixels, {rounds} "
-        f"round{'s' * (rounds > 1)} ({machine['cpu']})\n{ABOUT}\n{_ORDER}\n"
+    heading = (
+        f"Input from {source}: batches of {batch} images of {size} x {size} pixels, {rounds} "
+        f"round{'s' * (rounds > 1)}"
     )
-    print(report.table(_COLUMNS, summary, baselines))
-    if output is not None:
-        content = {
-            "command": "input",
-            "settings": {
-                "folder": None if folder is None else folder.name,
-                "loaders": loaders,
-                "modes": modes,
-                "size": size,
-                "batch": batch,
-                "batches": batches,
-                "files": files if folder is None else None,
-                "rounds": rounds,
-            },
-            "about": ABOUT,
-            "order": _ORDER,
-            "started": started,
-            "machine": machine,
-            "versions": versions,
-            "rounds": figures,
-            "summary": summary,
-        }
-        disk.write_json(output, content)
-        print(f"Written: {output}")
+    content = {
+        "command": "input",
+        "settings": {
+            "folder": None if folder is None else folder.name,
+            "loaders": loaders,
+            "modes": modes,
+            "size": size,
+            "batch": batch,
+            "batches": batches,
+            "files": files if folder is None else None,
+            "rounds": rounds,
+        },
+        "about": ABOUT,
+        "order": _ORDER,
+        "started": started,
+        "versions": versions,
+        "rounds": figures,
+        "summary": report.summarize(figures, baselines),
+    }
+    report.show(heading, _COLUMNS, baselines, content, output)
 
 
 def _answer(process: children.Resident, label: str) -> dict:

@@ -37,6 +37,8 @@ def keras(folder: Path, mode: str, size: int, batch: int) -> Iterator[Any]:
     """Read the images with `keras.utils.image_dataset_from_directory` and Keras' layers for
     augmentation. It resizes without smoothing.
     """
+    # Its users have autotuning, so this loader has it too. A dropped iterator with autotuning
+    # can freeze the process for a minute: this one has no other work, and ends soon.
     import keras
     import tensorflow as tf
 

@@ -1,11 +1,28 @@
-"""Medians, ratios and a table from the figures of all rounds."""
+"""Medians, ratios, a table and a file from the figures of all rounds."""
 
 import dataclasses
+import datetime
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from .. import backends, disk
 from ..cli.terminal import lines
+
+#: Environment variables that set threads and devices.
+ENVIRONMENT = (
+    "OMP_NUM_THREADS",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_NUM_INTRAOP_THREADS",
+    "XLA_FLAGS",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+def now() -> str:
+    """Return the time for the field `started` of a file."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,3 +135,34 @@ def table(
         last = [] if remarks is None else [*remarks[label]]
         rows.append([numbers[label], label, *cells, text, *last])
     return lines(rows, numbers=(0, *range(2, 2 + len(columns))))
+
+
+def show(
+    heading: str,
+    columns: Sequence[Column],
+    baselines: Mapping[str, str],
+    content: dict[str, Any],
+    output: Path | None,
+    remarks: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Print what was measured as a table, and write it to a file.
+
+    Args:
+        heading: First line, without the CPU.
+        columns: Columns of the table.
+        baselines: Label of a candidate to the label of its baseline.
+        content: Content of the file: `about` and `order` say what the figures are, `summary`
+            is what `summarize` returns.
+        output: Path of the JSON file. None: no file.
+        remarks: As for `table`.
+    """
+    content = content | {"machine": backends.machine(ENVIRONMENT)}
+    print(
+        f"\n{heading} ({content['machine']['cpu']})\n{content['about']}\n{content['order']}\n"
+        "Figures: median (least to most) of the rounds. Ratios: to "
+        f"{', '.join(dict.fromkeys(baselines.values()))}.\n"
+    )
+    print(table(columns, content["summary"], baselines, remarks))
+    if output is not None:
+        disk.write_json(output, content)
+        print(f"Written: {output}")

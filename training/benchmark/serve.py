@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import datetime
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from .. import backends, children, disk
+from .. import backends, children
 from ..errors import UserError, check_positive, reading
 from . import report
 from .report import Column
@@ -68,11 +67,9 @@ def run(
         seconds: Seconds of load per round and kind of request.
         output: Write settings, versions and every figure to this JSON file.
     """
-    from .comparison import ENVIRONMENT  # imports Keras, which is too slow for a help text
-
     check_positive(clients=clients, rounds=rounds, seconds=seconds)
     requests = _requests(model, ("batch", *bodies))
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    started = report.now()
     baselines = {f"{engine}/{body}": f"{engine}/batch" for engine in engines for body in requests}
     figures: list[dict[str, dict[str, float]]] = []
     with contextlib.ExitStack() as stack:
@@ -87,34 +84,25 @@ def run(
                 for engine, server in servers.items():
                     figures[-1][f"{engine}/{body}"] = server.measure(request, clients, seconds)
             print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
-    summary = report.summarize(figures, baselines)
-    machine = backends.machine(ENVIRONMENT)
-    print(
-        f"\n{model.name}: {clients} clients, {rounds} round{'s' * (rounds > 1)} ({machine['cpu']})"
-    )
-    print(f"{ABOUT}\n{_ORDER}\n")
-    print(report.table(_COLUMNS, summary, baselines))
-    if output is not None:
-        content = {
-            "command": "serve",
-            "settings": {
-                "model": model.name,
-                "engines": engines,
-                "bodies": tuple(requests),
-                "clients": clients,
-                "rounds": rounds,
-                "seconds": seconds,
-            },
-            "about": ABOUT,
-            "order": _ORDER,
-            "started": started,
-            "machine": machine,
-            "versions": backends.versions("tensorflow", "openvino", "granian", "starlette"),
-            "rounds": figures,
-            "summary": summary,
-        }
-        disk.write_json(output, content)
-        print(f"Written: {output}")
+    content = {
+        "command": "serve",
+        "settings": {
+            "model": model.name,
+            "engines": engines,
+            "bodies": tuple(requests),
+            "clients": clients,
+            "rounds": rounds,
+            "seconds": seconds,
+        },
+        "about": ABOUT,
+        "order": _ORDER,
+        "started": started,
+        "versions": backends.versions("tensorflow", "openvino", "granian", "starlette"),
+        "rounds": figures,
+        "summary": report.summarize(figures, baselines),
+    }
+    heading = f"{model.name}: {clients} clients, {rounds} round{'s' * (rounds > 1)}"
+    report.show(heading, _COLUMNS, baselines, content, output)
 
 
 class _Request(bytes):

@@ -64,5 +64,8 @@ def lines(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table with the first row as its header."""
-    lines = ["|".join(["", *(f" {cell.replace('|', '/')} " for cell in row), ""]) for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+    head, *others = rows
+    lines = [head, ["---"] * len(head), *others]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
