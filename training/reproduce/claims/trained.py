@@ -99,16 +99,24 @@ def regularises(folder: Path, row: str, than: str) -> Finding:
 
 
 def similar(folder: Path, row: str, other: str, within: float) -> Finding:
-    """Two rows have similar test errors. It is false if the rank test tells them apart,
-    and true if their medians of at least three runs are `within` percentage points.
+    """Two rows have similar test errors: the rank test shows that they differ by less than
+    `within` percentage points in both directions, each at the level of the other tests. It is
+    false if they differ otherwise. That no difference is seen shows nothing.
     """
-    errors = _values(folder, row), _values(folder, other)
-    text = _about(folder, [row, other])
-    if difference(*errors):
-        return decided(False, text)
-    if min(map(len, errors)) < ENOUGH or abs(median(errors[0]) - median(errors[1])) > within:
-        return Finding("open", text)
-    return decided(True, text)
+    errors, others = _values(folder, row), _values(folder, other)
+    text = f"{_about(folder, [row, other])} Similar: within {within:g} percentage points."
+    if _is_lower(errors, others, within) and _is_lower(others, errors, within):
+        return decided(True, text)
+    return decided(False, text) if difference(errors, others) else Finding("open", text)
+
+
+def _is_lower(
+    errors: Sequence[float | None], others: Sequence[float | None], margin: float
+) -> bool:
+    """Whether errors are significantly lower than others plus a margin, in a one-sided test."""
+    raised = [None if error is None else error + margin for error in others]
+    sign, chance = rank_test(errors, raised)
+    return sign < 0 and chance / 2 < LEVEL
 
 
 def any_harms(folder: Path, rows: Sequence[str], than: str) -> Finding:
