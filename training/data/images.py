@@ -1,5 +1,6 @@
 """Resize and augment images with TensorFlow functions, and read a split once, in order."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ Augmentation = Callable[[Reader, Any, Any, ImageData, int], Any]
 #: Pixels around a crop that are decoded with it: the colour at its edge is interpolated from its
 #: neighbours outside.
 MARGIN = 16
+#: Divisors of height and width at which a JPEG can be decoded, which saves up to half of the time of
+#: a large photograph. A crop keeps twice the pixels that are needed, so that the resizing smooths it.
+SCALES = (1, 2, 4, 8)
 
 
 def evaluation_batches(
@@ -113,13 +117,21 @@ def resized_crop_flip(
     def cut_jpeg():
         shape = tf.image.extract_jpeg_shape(image)
         begin, extent = (part[:2] for part in box(shape))
+        spare = tf.reduce_min(extent) // (2 * size)
+        fits = tf.searchsorted(SCALES, [spare], side="right")[0] - 1
+        cuts = [functools.partial(cut_scaled, shape[:2], begin, extent, scale) for scale in SCALES]
+        return tf.switch_case(tf.maximum(fits, 0), cuts)
+
+    def cut_scaled(shape, begin, extent, scale: int):
+        end = (begin + extent + scale // 2) // scale
+        begin = (begin + scale // 2) // scale
         first = tf.maximum(begin - MARGIN, 0)
-        last = tf.minimum(begin + extent + MARGIN, shape[:2])
+        last = tf.minimum(end + MARGIN, (shape + scale - 1) // scale)
         pixels = tf.image.decode_and_crop_jpeg(
-            image, tf.concat([first, last - first], axis=0), channels=data.channels
+            image, tf.concat([first, last - first], axis=0), data.channels, ratio=scale
         )
-        begin -= first
-        return pixels[begin[0] : begin[0] + extent[0], begin[1] : begin[1] + extent[1]]
+        begin, end = begin - first, end - first
+        return pixels[begin[0] : end[0], begin[1] : end[1]]
 
     crop = tf.cond(tf.io.is_jpeg(image), cut_jpeg, cut_decoded) if reader.encoded else cut_decoded()
     crop = smoothly_resized(crop, (size, size))

@@ -3,6 +3,7 @@ how many processes share it.
 """
 
 import itertools
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -11,7 +12,8 @@ from PIL import Image
 
 from tests.training import images as pictures
 from training.config import Data
-from training.data import image_data, load, training_stream
+from training.data import image_data, images, load, training_stream
+from training.data.readers import Files
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +185,46 @@ class TestResizedCrop:
                 Image.fromarray(pixels).save(png / f"{i}.png")
         of = [load(Data("folder", dir=tmp_path / name)) for name in ("jpeg", "png")]
         ours, theirs = (
-            pictures.batches(training_stream(data, 6, "resized_crop_flip", 16, 0), 12)
+            pictures.batches(training_stream(data, 6, "resized_crop_flip", 24, 0), 12)
             for data in of
         )
         pictures.assert_same(ours, theirs)
+
+    @pytest.mark.parametrize(("height", "width"), [(500, 611), (803, 602)])
+    @pytest.mark.parametrize(("size", "largest"), [(10, 8), (23, 8), (40, 4), (90, 2)])
+    def test_a_crop_of_a_large_jpeg_is_at_the_same_place(
+        self, height, width, size, largest, monkeypatch
+    ):
+        """It is decoded at the smallest scale that has twice the pixels that are needed. Red is
+        the column and green the row: a level is two or three of their pixels.
+        """
+        import tensorflow as tf
+
+        rows, columns = np.mgrid[0 : 255 : height * 1j, 0 : 255 : width * 1j]
+        pixels = np.stack([columns, rows, np.full_like(rows, 128)], -1).round().astype("uint8")
+        file = tf.io.encode_jpeg(pixels, quality=100, chroma_downsampling=False).numpy()
+        data = pictures.in_memory(np.zeros((1, 8, 8, 3), "uint8"))
+        reader = Files([Path("it.jpg")], [0], Path())
+        scales = []
+        decode = tf.image.decode_and_crop_jpeg
+
+        def spy(*arguments, ratio):
+            scales.append(ratio)
+            return decode(*arguments, ratio=ratio)
+
+        monkeypatch.setattr(tf.image, "decode_and_crop_jpeg", spy)
+        away = []
+        for seed in range(40):
+            seeds = tf.constant([[seed, 1], [seed, 2]])
+            ours, exact = (
+                images.resized_crop_flip(of, image, seeds, data, size).numpy()
+                for of, image in ((reader, tf.constant(file)), (data.train, pixels))
+            )
+            away.append(ours - exact)
+        assert max(scales) == largest
+        # half a pixel of the scale at either end, and the rounding of colours
+        assert np.abs(away).max() < 255 * largest / 2 / min(height, width) + 4
+        assert np.abs(np.mean(away, axis=(0, 1, 2))).max() < 1
 
 
 def test_fake_data_is_one_random_batch_again_and_again():
