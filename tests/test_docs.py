@@ -381,6 +381,28 @@ def test_docstrings_become_markdown(docstrings, before, after):
     assert docstrings.readable(before).rstrip() == after
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<code>a --b.c-d</code>", '<code>a <span class="word">--b.c-d</span></code>'),
+        ("<pre><code>a --b</code></pre>", "<pre><code>a --b</code></pre>"),
+        (f"<code>--{'b' * 40}</code>", f"<code>--{'b' * 40}</code>"),
+        (
+            "<table><tr><th>a</th><th>b</th><th><code>c</code></th></tr>"
+            "<tr><td>1</td><td>2</td><td>3</td></tr></table>",
+            "<table data-columns><tr><th>a</th><th>b</th><th><code>c</code></th></tr>"
+            '<tr><td>1</td><td data-heading="b">2</td><td data-heading="c">3</td></tr></table>',
+        ),
+        ("<table><tr><th>a</th></tr><tr><td>1</td></tr></table>",) * 2,
+    ],
+    ids=["option", "block", "long", "wide table", "table that fits"],
+)
+def test_pages_are_prepared_for_narrow_windows(monkeypatch, before, after):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    layout = importlib.import_module("layout")
+    assert layout.on_page_content(before, None, None, None) == after
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The folder of the site, built once."""
