@@ -169,7 +169,7 @@ def checks() -> str:
     from keras_preact.analysis.audit.checks import CHECKS
 
     return table(
-        ["check", "figure", "why", "what to do"],
+        ["check", "measured value", "why", "what to do"],
         [[c.name, c.unit, c.meaning, c.advice] for c in CHECKS],
     )
 
