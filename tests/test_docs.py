@@ -24,6 +24,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 import keras_preact as kp
 from tests import browser, command_lines
@@ -342,24 +343,33 @@ def docstrings():
 
 
 def test_reference_shows_whole_docstrings(docstrings):
-    """griffe makes a box of an unknown label with indented lines below it, and cuts it."""
+    """With the options of the site. griffe makes a box of an unknown label with indented
+    lines below it, and a type of what comes before a colon in `Returns:`.
+    """
     import griffe
 
-    sections = {"text", "parameters", "returns", "yields", "raises", "attributes"}
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    [plugin] = [each["mkdocstrings"] for each in site["plugins"] if "mkdocstrings" in each]
+    options = plugin["handlers"]["python"]["options"]["docstring_options"]
+    kinds = {"text", "parameters", "returns", "yields", "raises", "attributes"}
     labels = set()
     for path in (ROOT / "keras_preact").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 continue
-            before = ast.get_docstring(node) or ""
-            labels.update(re.findall(r"\n\n([A-Z][a-z]*(?: and [a-z]+)?):", before))
-            after = docstrings.readable(before)
-            found = griffe.Docstring(after).parse(
-                "google", warn_unknown_params=False, warnings=False
-            )
-            assert {section.kind.value for section in found} <= sections, (path, before)
-            text = "".join(section.value for section in found if section.kind.value == "text")
-            assert ">>>" not in re.sub(r"```.*?```", "", text, flags=re.S), (path, before)
+            docstring = ast.get_docstring(node) or ""
+            labels.update(re.findall(r"\n\n([A-Z][a-z]*(?: and [a-z]+)?):", docstring))
+            read = griffe.Docstring(docstrings.readable(docstring))
+            for section in read.parse("google", warnings=False, **options):
+                kind, value = section.kind.value, section.value
+                assert kind in kinds, (path, docstring)
+                if kind == "text":
+                    assert ">>>" not in re.sub(r"```.*?```", "", value, flags=re.S), (
+                        path,
+                        docstring,
+                    )
+                if kind == "returns":
+                    assert [(each.annotation, each.name) for each in value] == [(None, "")], value
     sections = {"Args", "Returns", "Yields", "Raises", "Attributes", "Example"}
     assert labels == sections | set(docstrings.LABELS)
 

@@ -310,7 +310,7 @@ BOOSTS = {
     **{"reference/commands.md": 2, "reference/train.md": 2},
 }
 #: Pages with wide tables, which have no navigation on the left.
-WIDE = ("models.md", "choose.md", "benchmarks.md", "results.md", "claims.md")
+WIDE = ("models.md", "choose.md", "ten_years.md", "benchmarks.md", "results.md", "claims.md")
 
 
 def on_files(files, config):
