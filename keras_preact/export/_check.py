@@ -206,7 +206,7 @@ def compare_accuracy(
     if accuracy < expected_accuracy - max_loss:
         raise ExportError(
             f"The accuracy on {len(labels)} images is {100 * accuracy:.2f} % in {precision} and "
-            f"{100 * expected_accuracy:.2f} % in the model. The loss is larger than "
+            f"{100 * expected_accuracy:.2f} % in the model. It falls by more than "
             f"max_accuracy_loss={max_loss}. Use precision='float32'."
         )
     return {
