@@ -48,8 +48,8 @@ def ResNet50V2(
             `mean=127.5, std=127.5`, ...
 
     Returns:
-        A `ResidualNetwork`. With `input_tensor`: a functional model from the source of
-        that tensor, with a `ResidualNetwork` of this name as a layer.
+        A `ResidualNetwork`. With `input_tensor`, it is a layer of a functional model
+        that starts at the source of that tensor.
 
     Raises:
         ValueError: for arguments that fit neither keras.applications nor

@@ -90,7 +90,7 @@ class Step:
 
     @property
     def is_per_token(self) -> bool:
-        """Whether it normalises over the features of one token, as in transformers."""
+        """Whether the layer normalises over the features of one token, as in transformers."""
         return "LayerNorm" in self.kind or "RMSNorm" in self.kind
 
     @property

@@ -459,8 +459,8 @@ def depth_rates(model: keras.Model, optimizer: str) -> dict[str, float]:
         optimizer: `"sgd"` (`CoupledSGD`), `"adamw"`, `"lion"` or `"muon"`.
 
     Returns:
-        `{"branch": factor}`. Empty if the factor is 1, if no branch is trained, or
-        without `DepthScaling`.
+        The factor of `"branch"` in a dictionary, which is empty if the factor is 1, if
+        no branch is trained, or without `DepthScaling`.
 
     Raises:
         ValueError: for another optimizer, and for units with different shortcuts.

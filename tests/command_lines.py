@@ -17,8 +17,9 @@ from training.commands import train
 
 def code(text: str) -> list[str]:
     """Return what a page shows as code: lines of indented blocks, of fenced `sh`
-    blocks, and spans in single backticks.
+    blocks, and spans in single backticks. A line that ends in a backslash continues.
     """
+    text = re.sub(r" *\\\n +", " ", text)
     fenced = "\n".join(re.findall(r"```(?:sh|bash|console)\n(.*?)```", text, re.S))
     rest = re.sub(r"```.*?```", "", text, flags=re.S)
     return [

@@ -2,9 +2,12 @@
 numbers agree with the files, and their Python runs.
 """
 
+import ast
 import collections
 import contextlib
 import dataclasses
+import functools
+import http.server
 import importlib
 import importlib.util
 import inspect
@@ -17,12 +20,14 @@ import shlex
 import statistics
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 import keras_preact as kp
-from tests import command_lines
+from tests import browser, command_lines
 from training.commands import audit, train
 from training.config import Config, differences, from_json
 from training.recipes import RECIPES
@@ -329,23 +334,167 @@ def test_python_runs(block, tmp_path, monkeypatch):
     assert all(holds(found) for name, holds in LEARNED.items() if name in found)
 
 
-@pytest.mark.soak
-def test_site_is_whole_and_asks_nobody(tmp_path):
-    """It builds without a warning, fills in everything and fetches nothing from elsewhere."""
+@pytest.fixture(scope="module")
+def docstrings():
+    pytest.importorskip("griffe")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs" / "hooks")
+        return importlib.import_module("docstrings")
+
+
+def test_reference_shows_whole_docstrings(docstrings):
+    """With the options of the site. griffe makes a box of an unknown label with indented
+    lines below it, and a type of what comes before a colon in `Returns:`.
+    """
+    import griffe
+
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    [plugin] = [each["mkdocstrings"] for each in site["plugins"] if "mkdocstrings" in each]
+    options = plugin["handlers"]["python"]["options"]["docstring_options"]
+    kinds = {"text", "parameters", "returns", "yields", "raises", "attributes"}
+    labels = set()
+    for path in (ROOT / "keras_preact").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                continue
+            docstring = ast.get_docstring(node) or ""
+            labels.update(re.findall(r"\n\n([A-Z][a-z]*(?: and [a-z]+)?):", docstring))
+            read = griffe.Docstring(docstrings.readable(docstring))
+            for section in read.parse("google", warnings=False, **options):
+                kind, value = section.kind.value, section.value
+                assert kind in kinds, (path, docstring)
+                if kind == "text":
+                    assert ">>>" not in re.sub(r"```.*?```", "", value, flags=re.S), (
+                        path,
+                        docstring,
+                    )
+                if kind == "returns":
+                    assert [(each.annotation, each.name) for each in value] == [(None, "")], value
+    sections = {"Args", "Returns", "Yields", "Raises", "Attributes", "Example"}
+    assert labels == sections | set(docstrings.LABELS)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Source: Eq. 5\n    of a paper.\n\nMore.", "**Source:** Eq. 5 of a paper.\n\nMore."),
+        (
+            "    a, *b: Two\n        lines.",
+            "    a: Two\n        lines.\n    *b: Two\n        lines.",
+        ),
+        ("Example:\n    >>> 1  # doctest: +SKIP", "**Example:**\n\n```python\n>>> 1\n```"),
+        (">>> 1\n1\nSource: x.", "```python\n>>> 1\n1\n```\n\n**Source:** x."),
+    ],
+    ids=["label", "shared", "example", "example and label"],
+)
+def test_docstrings_become_markdown(docstrings, before, after):
+    assert docstrings.readable(before).rstrip() == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<code>a --b.c-d</code>", '<code>a <span class="word">--b.c-d</span></code>'),
+        ("<pre><code>a --b</code></pre>", "<pre><code>a --b</code></pre>"),
+        (f"<code>--{'b' * 40}</code>", f"<code>--{'b' * 40}</code>"),
+        (
+            "<table><tr><th>a</th><th>b</th><th><code>c</code></th></tr>"
+            "<tr><td>1</td><td>2</td><td>3</td></tr></table>",
+            "<table data-columns><tr><th>a</th><th>b</th><th><code>c</code></th></tr>"
+            '<tr><td>1</td><td data-heading="b">2</td><td data-heading="c">3</td></tr></table>',
+        ),
+        ("<table><tr><th>a</th></tr><tr><td>1</td></tr></table>",) * 2,
+    ],
+    ids=["option", "block", "long", "wide table", "table that fits"],
+)
+def test_pages_are_prepared_for_narrow_windows(monkeypatch, before, after):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    layout = importlib.import_module("layout")
+    assert layout.on_page_content(before, None, None, None) == after
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, built once."""
     for name in ("material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(name)
+    folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
     )
     assert built.returncode == 0, built.stdout + built.stderr
+    assert "Formatting signatures requires" not in built.stderr
+    return folder
+
+
+@pytest.mark.soak
+def test_site_is_whole_and_asks_nobody(site):
+    """Everything is filled in, and nothing comes from elsewhere."""
     fetched = r'<(?!a\b)\w+[^>]*\s(?:src|href|srcset|poster)="(?:https?:)?//'
-    for path in tmp_path.rglob("*.html"):
+    for path in site.rglob("*.html"):
         text = path.read_text()
         assert not re.search(rf"class=\"arithmatex\"|{fetched}", text), path.name
-    for path in tmp_path.rglob("*.css"):
+    for path in site.rglob("*.css"):
         found = re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", path.read_text())
         assert not found, path.name
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files and prints nothing."""
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+#: Sizes of a telephone and of a notebook.
+WINDOWS = ({"width": 390, "height": 844}, {"width": 1280, "height": 800})
+#: What people search for, and the page that must come first.
+SEARCHES = {
+    "--data.flip": "reference/train.html",
+    "fp16": "howto/precision.html",
+    "resume": "howto/resume.html",
+    "own dataset": "howto/folder.html",
+    "NaN": "diagnosis.html",
+}
+
+
+@pytest.mark.soak
+@browser.needed
+def test_site_in_a_browser(site):
+    """No page is wider than its window, and none complains, asks another server or makes a
+    box of a docstring's label. The search finds what people ask for.
+    """
+    handler = functools.partial(Quiet, directory=str(site))
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        browser.opened_tab() as (tab, complaints),
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        home = f"http://127.0.0.1:{server.server_port}/"
+        own = (home, "data:", "blob:")
+        tab.on("console", lambda line: line.type == "error" and complaints.append(line.text))
+        tab.on("request", lambda asked: asked.url.startswith(own) or complaints.append(asked.url))
+        pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+        for window, page in itertools.product(WINDOWS, pages):
+            tab.set_viewport_size(window)
+            tab.goto(home + page)
+            width = tab.evaluate("document.documentElement.scrollWidth")
+            if width > window["width"]:
+                complaints.append(f"{page} is {width} pixels wide in {window}")
+            if page.startswith("reference/") and tab.locator("article details").count():
+                complaints.append(f"{page} has boxes")
+        tab.goto(home)
+        tab.get_by_placeholder("Search").click()
+        for words, page in SEARCHES.items():
+            tab.get_by_placeholder("Search").fill("")
+            tab.get_by_placeholder("Search").press_sequentially(words)
+            tab.locator(
+                f".md-search-result__item:first-child > a[href*='/{page}?h=']"
+            ).first.wait_for()
+        server.shutdown()
+    assert len(pages) > 50
+    assert complaints == []

@@ -309,9 +309,9 @@ class Checkpoint:
     """When the state of the run is saved to checkpoints/, so that it can be resumed."""
 
     minutes: float = 5.0
-    """Minutes between two checkpoints. One more is saved at the end and on interruption."""
+    """Save a checkpoint every so many minutes, at the end and on interruption."""
     every: int = 0
-    """Iterations between two checkpoints, in place of --checkpoint.minutes. 0: save by time."""
+    """Save a checkpoint every so many iterations, in place of --checkpoint.minutes. 0: by time."""
     keep: int = 3
     """Number of checkpoints to keep."""
     best: bool = True

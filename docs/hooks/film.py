@@ -1,6 +1,6 @@
 """Film the command line: `pip install pyte`, then `python docs/hooks/film.py` runs the commands of
 `COMMANDS` in a terminal and writes docs/pictures/film.svg. Pauses of more than `LONGEST`
-seconds are cut to that; everything else is as it was shown.
+seconds are cut to that, and the rest runs `SPEED` times as fast; the texts are as they were shown.
 """
 
 import itertools
@@ -29,6 +29,8 @@ COMMANDS = (
 COLUMNS, LINES = 108, 24
 #: Seconds of a pause, between two frames, for a typed letter and at the end.
 LONGEST, INTERVAL, LETTER, END = 0.8, 0.15, 0.03, 6.0
+#: How many times as fast as the commands ran the film shows them.
+SPEED = 2
 #: Pixels of a letter and around the picture.
 WIDTH, HEIGHT, MARGIN = 8.4, 18, 14
 INK, PAPER = "#e6e6e6", "#17191b"
@@ -102,7 +104,7 @@ def film() -> list[tuple[float, Frame]]:
             for written in output_of(command, folder):
                 elapsed, last = time.monotonic() - last, time.monotonic()
                 quiet = 0.0 if written else quiet + elapsed
-                now += elapsed if quiet < LONGEST else 0.0
+                now += elapsed / SPEED if quiet < LONGEST else 0.0
                 stream.feed(written)
                 if now - frames[-1][0] >= INTERVAL:
                     show()
@@ -118,7 +120,9 @@ def colour(name: str) -> str:
 
 
 def drawn(frames: list[tuple[float, Frame]]) -> str:
-    """Return the film as an SVG: its frames side by side, of which one is in view."""
+    """Return the film as an SVG: its frames side by side, of which one is in view. It
+    begins with the last frame, so that a reader sees a full terminal at once.
+    """
     width, height = COLUMNS * WIDTH + 2 * MARGIN, LINES * HEIGHT + 2 * MARGIN
     seconds = frames[-1][0] + END
     lines = {line for _, frame in frames for line in frame if line}
@@ -142,7 +146,7 @@ def drawn(frames: list[tuple[float, Frame]]) -> str:
         f'width="{width:g}" height="{height}">\n<title>A terminal: {"; ".join(COMMANDS)}</title>\n'
         "<style>text{white-space:pre;font:14px ui-monospace,Menlo,Consolas,monospace}"
         f".bold{{font-weight:bold}}@keyframes film{{{steps}100%{{transform:{end}}}}}"
-        f".film{{animation:film {seconds:.1f}s steps(1,end) infinite}}"
+        f".film{{animation:film {seconds:.1f}s steps(1,end) {END / 2 - seconds:.1f}s infinite}}"
         f"@media(prefers-reduced-motion:reduce){{.film{{animation:none;transform:{end}}}}}"
         f"</style>\n<defs>\n{texts}</defs>\n"
         f'<rect width="100%" height="100%" rx="8" fill="{PAPER}"/>\n'

@@ -13,6 +13,7 @@ SIZES = re.compile(r"\\(?:big|Big|bigg|Bigg)[lr]?(?![a-zA-Z])")
 def on_page_content(content, page, config, files):
     def mathml(match: re.Match) -> str:
         display = "block" if match[1] == "div" else "inline"
-        return convert(SIZES.sub("", html.unescape(match[2])), display=display)
+        formula = convert(SIZES.sub("", html.unescape(match[2])), display=display)
+        return f'<div class="formula">{formula}</div>' if match[1] == "div" else formula
 
     return FORMULA.sub(mathml, content)

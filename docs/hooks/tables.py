@@ -8,6 +8,7 @@ The site has the same pages. Here it gets those that are files elsewhere in the
 repository, and its links to them.
 """
 
+import collections
 import dataclasses
 import functools
 import importlib
@@ -164,7 +165,7 @@ def checks() -> str:
 
     return markdown(
         [
-            ["check", "figure", "why", "what to do"],
+            ["check", "measured value", "why", "what to do"],
             *[[c.name, c.unit, c.meaning, c.advice] for c in CHECKS],
         ]
     )
@@ -220,8 +221,9 @@ SENTENCE = re.compile(r"(?<!\bEq)(?<!\bFig)(?<!\bSec)(?<!\bal)(?<!\.)\.(?=\s|$)"
 
 
 def names(*modules: str) -> str:
-    """The names of modules with the first sentence of their docstrings and links to
-    the source: of all that are public, or of those in `MODULE:NAME,NAME`.
+    """The names of modules, with links to the source, and the first sentence of their
+    docstrings: of all that are public, or of those in `MODULE:NAME,NAME`. A name that
+    several modules have is written with its module.
     """
     rows = []
     for words in modules:
@@ -234,8 +236,14 @@ def names(*modules: str) -> str:
             if (name in of.split(",") if of else is_public and is_own) and inspect.getdoc(value):
                 first = inspect.getdoc(value).partition("\n\n")[0]
                 about = SENTENCE.split(" ".join(first.split()))[0].rstrip(":")
-                rows.append([f"`{name}`", about, f"[{path}](../../{path})"])
-    return markdown([["name", "is", "source"], *rows])
+                rows.append((name, module.__name__, path, about))
+    counts = collections.Counter(name for name, *_ in rows)
+
+    def link(name: str, module: str, path: str) -> str:
+        label = f"{module.rpartition('.')[2]}.{name}" if counts[name] > 1 else name
+        return f"[`{label}`](../../{path})"
+
+    return markdown([["name", "is"], *([link(*of), about] for *of, about in rows)])
 
 
 #: Name in a comment to the function.
@@ -266,8 +274,9 @@ def filled(text: str) -> str:
 
 
 def relinked(text: str, path: str, page: str) -> str:
-    """Return the text of a file with the links as its page of the site has them. A link
-    to a file without a page becomes plain text. Blocks of code are not changed.
+    """Return the text of a file with the links as its page of the site has them. In the
+    reference, a name leads to its description. Any other link to a file without a page
+    becomes plain text. Blocks of code are not changed.
     """
 
     def link(match: re.Match) -> str:
@@ -279,6 +288,9 @@ def relinked(text: str, path: str, page: str) -> str:
             target = PAGES[target]
         elif target.startswith("docs/"):
             target = target.removeprefix("docs/")
+        elif page.startswith("reference/") and target.endswith(".py"):
+            module = target.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            return f"[{label}][{module}.{label.strip('`').rpartition('.')[2]}]"
         elif not target.endswith(".png"):  # pictures of the results are at the same place
             return label
         return f"[{label}]({os.path.relpath(target, posixpath.dirname(page) or '.')}{anchor or ''})"
@@ -289,12 +301,13 @@ def relinked(text: str, path: str, page: str) -> str:
     return "".join(parts)
 
 
-#: Weights of pages in the search (1 for others), and pages with tables that need the whole width.
+#: Weights of pages in the search (1 for others).
 BOOSTS = {
     **{"howto/": 2, "install.md": 2, "reference/": 0.5, "changelog.md": 0.5},
     **{"reference/commands.md": 2, "reference/train.md": 2},
 }
-WIDE = ("models.md", "benchmarks.md", "results.md", "claims.md")
+#: Pages with wide tables, which have no navigation on the left.
+WIDE = ("models.md", "choose.md", "ten_years.md", "benchmarks.md", "results.md", "claims.md")
 
 
 def on_files(files, config):
@@ -312,7 +325,7 @@ def on_page_markdown(markdown, page, config, files):
         if uri.startswith(start):
             page.meta["search"] = {"boost": boost}
     if uri in WIDE:
-        page.meta["hide"] = ["toc"]
+        page.meta["hide"] = ["navigation"]
     paths = {page: path for path, page in PAGES.items()}
     return relinked(markdown, paths.get(uri, f"docs/{uri}"), uri)
 

@@ -51,7 +51,7 @@ def start(kind: str = "none", *, devices=None, batch_norm: str = "synchronized")
             saved without this setting.
 
     Returns:
-        A `Distribution`. Enter it: `with distribution:`.
+        A `Distribution`, to be entered with `with`.
 
     Raises:
         ValueError: for a kind that the backend does not have, and if the processes that

@@ -78,8 +78,8 @@ def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "sa
         runtime: Key of `_replay.RUNTIMES`.
 
     Returns:
-        An entry for the model card: samples, batch sizes, the largest differences and
-        the allowed ones.
+        An entry for the model card, with samples, batch sizes, the largest differences
+        and the allowed ones.
 
     Raises:
         ExportError: if the export cannot be loaded, or a difference is larger than
@@ -187,7 +187,7 @@ def compare_accuracy(
         max_loss: Largest allowed loss of accuracy, as a share of 1.
 
     Returns:
-        An entry for the model card: both accuracies and the number of images.
+        An entry for the model card, with both accuracies and the number of images.
 
     Raises:
         ExportError: if the export's accuracy is too low.
@@ -206,7 +206,7 @@ def compare_accuracy(
     if accuracy < expected_accuracy - max_loss:
         raise ExportError(
             f"The accuracy on {len(labels)} images is {100 * accuracy:.2f} % in {precision} and "
-            f"{100 * expected_accuracy:.2f} % in the model. The loss is larger than "
+            f"{100 * expected_accuracy:.2f} % in the model. It falls by more than "
             f"max_accuracy_loss={max_loss}. Use precision='float32'."
         )
     return {

@@ -44,7 +44,7 @@ def check_version(directory: Path, version: int | None) -> None:
     if version in numbered(directory):
         raise ValueError(
             f"{directory} has a version {version}, and a version is never overwritten. The "
-            f"next free one is {following}; version=None takes it. Received: version={version}"
+            f"next free one is {following}, which is used if no version is given."
         )
 
 

@@ -237,7 +237,7 @@ def stale_statistics(momentum: float | None, steps: int) -> str | None:
 
 
 def divergence(record: HealthRecord, weights: Sequence[str], limit: float | None) -> str | None:
-    """Describe how training has diverged in a record, or return None if it has not.
+    """Return a description of the divergence that `record` shows, or None.
 
     Args:
         record: Record of `weights`.

@@ -67,8 +67,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, activation: str | No
 
     if at_labels == _of_right_answers(logits, activation) or slope(0.0) >= 0:
         raise ValueError(
-            "No temperature has the lowest cross-entropy: use more held-out images. Received: "
-            f"{len(labels)} images, all classified correctly or no better than by chance"
+            f"Cannot fit a temperature: all {len(labels)} images are classified correctly, or no "
+            "better than by chance. Use more held-out images."
         )
     low, high = 0.0, 1.0
     while slope(high) < 0:

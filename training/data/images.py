@@ -20,8 +20,8 @@ Augmentation = Callable[[Reader, Any, Any, ImageData, int], Any]
 #: Pixels around a crop that are decoded with it: the colour at its edge is interpolated from its
 #: neighbours outside.
 MARGIN = 16
-#: Divisors of height and width at which a JPEG can be decoded, which saves up to half of the time of
-#: a large photograph. A crop keeps twice the pixels that are needed, so that the resizing smooths it.
+#: Divisors of height and width at which a JPEG can be decoded. This saves up to half of the time of
+#: a large photograph. A crop keeps twice the pixels that it needs: the resizing smooths it.
 SCALES = (1, 2, 4, 8)
 
 

@@ -45,7 +45,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "normalised input",
         order.normalized_input,
-        "worst std of a weight layer's input",
+        "std of layer inputs, furthest from 1",
         Limits((0.5, 2), (0.1, 10)),
         "Sums grow with the depth, and so does the input of a weight layer that reads them "
         "without normalisation.",
@@ -96,7 +96,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "signal growth",
         sizes.signal_growth,
-        "mean square's growth / number of units",
+        "growth of the mean square per unit",
         # Equal branches grow as the number of units; a factor of 2 per unit passes these limits
         # after 7 and 14 units.
         Limits((0, 10), (0, 1e3)),

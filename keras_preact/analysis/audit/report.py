@@ -134,7 +134,7 @@ class Audit:
             lines += ["", *_remedy(cause, self.findings)]
         if not evidence:
             return "\n".join(lines)
-        lines += ["", f"      {'check':<26}{'figure':>9}  {'what it is':<38}  where"]
+        lines += ["", f"      {'check':<26}{'value':>9}  {'meaning':<38}  where"]
         for finding in self.findings:
             row = (
                 f"{finding.status}  {finding.check:<26}{shown(finding.figure, finding.unit):>9}  "

@@ -38,7 +38,7 @@ def lesion_errors(lesions: Lesions) -> Any:
     Source: Fig. 3 and 5 of arXiv 1605.06431.
     """
     if not lesions.dropped:
-        raise ValueError("There must be a measurement to draw. Received: no removed units")
+        raise ValueError("Nothing to draw: `lesions` has no measurement.")
     figure = style.new_figure()
     axes = figure.subplots()
     errors = 100 * np.asarray(lesions.error)

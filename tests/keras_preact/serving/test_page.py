@@ -3,40 +3,16 @@ another site that uses the server as the documentation says.
 """
 
 import base64
-import contextlib
 import re
-import shutil
 
 import pytest
 
+from tests import browser
 from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.server_process import NAME, encoded
 from tests.training.calls import ROOT
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-#: Milliseconds that the browser has for each step.
-PATIENCE = 60_000
 EVIL = "<img src=x onerror=document.title='broken'>.png"
-
-
-@contextlib.contextmanager
-def opened_tab():
-    """Give a tab of a real browser, and an empty list of the errors of its pages, which the
-    test checks.
-    """
-    sync_api = pytest.importorskip("playwright.sync_api")
-    sync_api.expect.set_options(timeout=PATIENCE)
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    complaints = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
-        tab = browser.new_page()
-        tab.set_default_timeout(PATIENCE)
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        yield tab, complaints
-        browser.close()
 
 
 @pytest.mark.parametrize(
@@ -61,17 +37,14 @@ def test_files_come_with_a_policy_and_are_checked_again(server, path, kind):
     assert (again.status, again.body, again.headers["ETag"]) == (304, b"", headers["ETag"])
 
 
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
-
-
 @pytest.mark.soak
-@needs_browser
+@browser.needed
 def test_shows_in_a_browser_what_the_model_answers(directory, saved_model):
     sync_api = pytest.importorskip("playwright.sync_api")
     file = encoded(1)
     with (
         fakes.serving(directory, token="a-token", max_body_bytes=500_000) as server,
-        opened_tab() as (tab, complaints),
+        browser.opened_tab() as (tab, complaints),
     ):
         tab.goto(f"http://127.0.0.1:{server.port}/")
         field = tab.get_by_label("The server asks for a token")
@@ -96,12 +69,12 @@ def test_shows_in_a_browser_what_the_model_answers(directory, saved_model):
 
 
 @pytest.mark.soak
-@needs_browser
+@browser.needed
 def test_a_page_of_an_allowed_origin_classifies_a_file(directory, saved_model):
     """With the code of the documentation."""
     [code] = re.findall(r"```js\n(.*?)```", (ROOT / "docs/howto/serving.md").read_text(), re.S)
     file, answers = encoded(1), []
-    with fakes.serving() as shop, opened_tab() as (tab, _):
+    with fakes.serving() as shop, browser.opened_tab() as (tab, _):
         origin = f"http://localhost:{shop.port}"
         tab.goto(f"{origin}/v2")  # unlike the page, its answers have no policy
         for allowed in (origin, "https://other.example"):

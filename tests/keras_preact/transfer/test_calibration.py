@@ -38,7 +38,7 @@ def test_has_the_lowest_cross_entropy(scale):
 @pytest.mark.parametrize(
     ("logits", "labels", "word"),
     [
-        ([[2, 1], [0, 3]], [0, 1], "all classified correctly"),
+        ([[2, 1], [0, 3]], [0, 1], "are classified correctly"),
         ([[2, 1], [0, 3]], [1, 0], "no better than by chance"),
         ([[2, np.nan], [0, 3]], [1, 0], "must be finite"),
         ([[2, 1], [0, 3]], [1, 2], "from 1 to 2"),

@@ -88,7 +88,7 @@ def report(metrics: dict) -> str:
         f"error {_percent(metrics['error'])}",
         _calibration(metrics),
     ]
-    if "top5_accuracy" in metrics:
+    if "top5_accuracy" in metrics and len(metrics["per_class"]) > 10:  # of 10, 5 are half
         figures.append(f"top-5 accuracy {_percent(metrics['top5_accuracy'])}")
     lines = [
         f"{metrics['model']} on {metrics['images']:,} test images of {metrics['data']}"
@@ -97,7 +97,7 @@ def report(metrics: dict) -> str:
     ]
     if calibrated := metrics.get("calibrated"):
         lines.append(
-            f"  with logits / {calibrated['temperature']:.3g}, fitted on "
+            f"  with temperature {calibrated['temperature']:.3g}, fitted on "
             f"{calibrated['held_out_images']:,} held-out images: {_calibration(calibrated)}"
         )
     lines.append(f"  {'class':<{width}}  precision     recall         f1  images")
