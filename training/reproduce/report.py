@@ -32,12 +32,13 @@ FAST = "cifar10/fast_resnet8"
 #: The paper's "fail": a test error in percent above this.
 FAIL = 20.0
 NOTHING = "-"
+UNCLEAR = "not clear"
 #: Verdicts that the first table counts.
-COUNTED = ("as published", "unlike published", "not clear")
+COUNTED = ("as published", "unlike published", UNCLEAR)
 
 INTRODUCTION = f"""Each published number of the paper, and of Table 6 of the first paper, with \
 what was measured here beside it. Then our own experiments. `{command("reproduce")} report` writes \
-this page from the files in this folder, one per run. In a smaller setting, the order of the rows \
+this page from the files in `results/`, one per run. In a smaller setting, the order of the rows \
 can match the paper's, the numbers cannot. The last columns of the first table count the rows \
 with such a verdict in at least one setting. [How to read the tables](#how-to-read-the-tables) \
 is at the end."""
@@ -151,7 +152,8 @@ def _page(
     if missing:
         sections["Not measured yet"] = ["\n".join(missing)]
     links = [f"- {_link(title)}" for title in sections if title not in {of.title for of in PAPER}]
-    parts = ["# The paper, row by row", INTRODUCTION, _contents(groups), "\n".join(links)]
+    parts = ["# The paper, row by row", INTRODUCTION, _contents(groups)]
+    parts += ["Our own experiments, and notes:", "\n".join(links)]
     return parts + [each for title, of in sections.items() for each in (f"## {title}", *of)]
 
 
@@ -230,7 +232,8 @@ def _cell(rows: Sequence[Row], groups: Groups) -> str:
         lines.append(_final(line.records, "test_error", ".2f"))
         lines.append(f"n = {len(line.records)}, {device}, {_times(line.records)}")
         verdict = against(line, groups)
-        lines += [] if verdict == NOTHING else [f"*{verdict}*"]
+        mark = "*" if verdict == UNCLEAR else "**"
+        lines += [] if verdict == NOTHING else [f"{mark}{verdict}{mark}"]
     return "<br>".join(lines) or ("not measured" if rows else NOTHING)
 
 
@@ -357,7 +360,7 @@ def against(line: Line, groups: Groups) -> str:
         return NOTHING
     ours = difference(*([record.error for record in each] for each in (line.records, fitting[0])))
     if not ours:
-        return "not clear"
+        return UNCLEAR
     words = "higher" if ours > 0 else "lower"
     pair = [PUBLISHED.get(name) for name in (row.trial.name, row.baseline or "")]
     errors = [number(each.error) for each in pair if each is not None]

@@ -209,7 +209,8 @@ def test_against_the_original(tmp_path):
 def verdicts(text: str, heading: str = AS_PUBLISHED) -> dict[str, str]:
     """Return the verdict on each row of a section that has one."""
     found = {
-        label: re.search(r"<br>\*(.*)\*$", cells[heading]) for label, cells in rows(text).items()
+        label: re.search(r"<br>\*{1,2}([^*]*)\*{1,2}$", cells[heading])
+        for label, cells in rows(text).items()
     }
     return {label: verdict[1] for label, verdict in found.items() if verdict}
 
