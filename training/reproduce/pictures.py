@@ -273,9 +273,8 @@ def curves(figure: Figure, labels: Mapping[str, str], groups: Groups, path: Path
         axes.set_axis_off()
     every = [runs for of_panel in panels.values() for runs in of_panel.values()]
     limits = {curve: _limits(every, curve) for curve in CURVES}
-    grid[0, 0].set_xlim(
-        0, max(max(record.curves["iteration"]) for runs in every for record in runs)
-    )
+    lengths = [record.curves["iteration"][-1:] for runs in every for record in runs]
+    grid[0, 0].set_xlim(0, max(max(lengths), [1])[0])
     ends = []
     for i, (title, of_panel) in enumerate(panels.items()):
         row, column = divmod(i, columns)
@@ -291,8 +290,8 @@ def curves(figure: Figure, labels: Mapping[str, str], groups: Groups, path: Path
             style.plain_numbers(axes.yaxis)
             ends.append((axes, _panel(axes, of_panel, curve)))
     picture.draw_without_rendering()  # names are placed beside axes that have their place
-    for axes, of_panel in ends:
-        style.name_ends(axes, of_panel)
+    for axes, each in ends:
+        style.name_ends(axes, each)
     picture.savefig(path, format="png", dpi=110)
 
 
@@ -322,13 +321,12 @@ def _panel(axes, runs: Mapping[str, Sequence[Record]], curve: str) -> list[tuple
         look = {"color": colour.line, "linestyle": style.DASHES[seen[colour]]}
         seen[colour] += 1
         iterations, (low, median, high) = band(records, curve)
-        if not len(iterations):
-            continue
         if len(records) > 1:
             axes.fill_between(iterations, low, high, color=colour.line, alpha=0.1, linewidth=0)
         axes.plot(iterations, median, **look, lw=1.8, marker="o" if len(iterations) == 1 else "")
         style.clipped(axes, iterations, median, color=colour.line, markersize=5)
-        x, y = iterations[-1], np.clip(median[-1], *axes.get_ylim())
+        bottom, top = axes.get_ylim()
+        x, y = (iterations[-1], np.clip(median[-1], bottom, top)) if len(iterations) else (0, top)
         if all(record.error is None for record in records):
             [cross] = axes.plot(x, y, color=colour.line, marker="x", ms=8, mew=2, clip_on=False)
             cross.set_in_layout(False)

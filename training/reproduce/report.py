@@ -146,8 +146,8 @@ def _page(
         else:
             missing.append(f"- {table.title}: `{_command(name)}`")
     for name, (title, of) in OTHERS.items():
-        if records := others[name]:
-            sections[title] = [of.about(records), of.table(records), *shown(name)]
+        if found := others[name]:
+            sections[title] = [of.about(found), of.table(found), *shown(name)]
     sections["How to read the tables"] = [READING]
     if missing:
         sections["Not measured yet"] = ["\n".join(missing)]
@@ -201,8 +201,8 @@ def _contents(groups: Groups) -> str:
 
 
 def _paper(part: Part, groups: Groups) -> list[str]:
-    """Return what stands about published rows: each with what was measured beside it, and
-    how each column was measured.
+    """Return the published rows, each with what was measured beside it, and how each column
+    was measured.
     """
     results = part.results()
     shown = [name for name in ("network", "row") if len({getattr(of, name) for of in results}) > 1]
@@ -215,8 +215,8 @@ def _paper(part: Part, groups: Groups) -> list[str]:
         remark = f"<br>({result.remark})" if result.remark else ""
         table.append([label + remark, _published(result), *cells])
     notes = []
-    for heading, names in part.columns.items():
-        for name in filter(part.has, names):
+    for heading, tables in part.columns.items():
+        for name in filter(part.has, tables):
             records = _runs(TABLES[name], groups)
             made = f"Runs: {_made_on(records)}." if records else "Not measured yet."
             text = [f"- {heading}: `{_command(name)}`.", TABLES[name].about, made]

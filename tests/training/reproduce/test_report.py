@@ -336,8 +336,9 @@ def test_pictures(tmp_path, monkeypatch):
     for name, error in (("constant_scaling-0.5-1", 5.0), ("constant_scaling-0.5-0.5", None)):
         trial = f"digits/resnet110-original-{name}"
         groups[trial] = [record(trial, 0, error, 0.5 if error else 1e9, [90.0, 5.0, error])]
-    trial = "digits/resnet110-original-conv1x1"
-    groups[trial] = [record(trial, 0, 5.0)]
+    for name, error in (("conv1x1", 5.0), ("dropout", None)):  # each with one measurement at most
+        trial = f"digits/resnet110-original-{name}"
+        groups[trial] = [record(trial, 0, error)]
     labels = {row.trial.name: row.label for row in TABLES["digits1"].rows}
     pictures.curves(pictures.FIGURES["digits1"], labels, groups, tmp_path / "x.png")
     [figure] = drawn
@@ -348,12 +349,12 @@ def test_pictures(tmp_path, monkeypatch):
     names = {text.get_text() for axes in shown for text in axes.texts}
     assert names == {
         *("(0, 1), n = 2", "(0.5, 1), n = 1", "(0.5, 0.5), n = 1, diverged"),
-        *("identity (1, 1), n = 2", "1x1 convolution, n = 1"),
+        *("identity (1, 1), n = 2", "1x1 convolution, n = 1", "dropout, n = 1, diverged"),
     }
     markers = collections.Counter(
         line.get_marker() for axes in shown for line in axes.lines if len(line.get_xdata())
     )
-    assert markers["x"] == 2  # in both panels of the diverged run
+    assert markers["x"] == 4  # above and below, of two diverged trials
     assert markers["^"] >= 1
     assert markers["o"] == 2  # a trial that was measured once
     ranges = [len(axes.collections) for axes in shown]
