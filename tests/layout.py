@@ -2,6 +2,8 @@
 
 import itertools
 
+from matplotlib.text import Text
+
 
 def shown_texts(figure) -> list[tuple[str, object]]:
     """Return every text that a matplotlib figure shows, with its place in pixels."""
@@ -28,7 +30,8 @@ def shown_texts(figure) -> list[tuple[str, object]]:
         for text in texts
         if text is not None and text.get_visible() and text.get_text().strip()
     }
-    return [(text.get_text(), text.get_window_extent()) for text in unique.values()]
+    # without the arrows of annotations
+    return [(text.get_text(), Text.get_window_extent(text)) for text in unique.values()]
 
 
 def check(figure) -> None:

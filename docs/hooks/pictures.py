@@ -35,8 +35,8 @@ BLOCKS |= dict.fromkeys(("attention", "mlp", "swiglu"), "pre_norm")
 #: The page of figures, and its code.
 GALLERY = "gallery.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
-#: The arrangements in the front picture's plot of errors, and their colours in every figure.
-HUES = dict(zip(("original", "full_preactivation"), style.HUES, strict=False))
+#: The arrangements in the front picture's plot of errors.
+COMPARED = ("original", "full_preactivation")
 FRONT = ROOT / "docs/pictures"
 FIGURES = ROOT / "docs/figures"
 #: Makes a figure readable on a dark page that does not know about it, such as GitHub's.
@@ -59,7 +59,7 @@ def front(folder: Path = ROOT / "results"):
     left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])
     titles = (
         f"{len(kp.ARRANGEMENTS)} arrangements of the residual unit",
-        _verdict({name: trials[_trial(name)] for name in HUES}),
+        _verdict({name: trials[_trial(name)] for name in COMPARED}),
     )
     for half, title in zip((left, right), titles, strict=True):
         half.suptitle(title, x=0.03, ha="left", fontsize=style.TITLE, color=style.INK)
@@ -67,10 +67,10 @@ def front(folder: Path = ROOT / "results"):
     for axes, name in zip(panels, kp.ARRANGEMENTS, strict=True):
         draw_diagram(axes, in_words(name).replace(" ", "\n", 1), figures.diagram(name), 7.2)
         axes.title.set(
-            color=HUES[name].text if name in HUES else style.INK,
-            fontweight="bold" if name in HUES else None,
+            color=style.hue(name).text if name in COMPARED else style.INK,
+            fontweight="bold" if name in COMPARED else None,
         )
-    _errors(right.subplots(), {name: trials[_trial(name)] for name in HUES})
+    _errors(right.subplots(), {name: trials[_trial(name)] for name in COMPARED})
     return figure
 
 
@@ -101,7 +101,7 @@ def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
     style.styled(axes, x="Iteration", y="Test error (%)")
     worst = max(trials, key=lambda name: _final(trials[name]))
     for name, records in trials.items():
-        hue = HUES[name]
+        hue = style.hue(name)
         iterations, (low, middle, high) = pictures.band(records, "test_error")
         axes.fill_between(iterations, low, high, color=hue.line, alpha=0.2, linewidth=0)
         axes.plot(iterations, middle, color=hue.line, linewidth=2, label=name)

@@ -1,8 +1,8 @@
 """Fills in the tables and numbers of the pages: `python docs/hooks/tables.py`.
 
 A page has them between two comments, so that it can be read without the site:
-`<!-- published table=1 -->` and `<!-- end -->`. The first one calls
-`published(table="1")`; each function of `MACROS` returns Markdown.
+`<!-- models dense_* -->` and `<!-- end -->`. The first one calls
+`models("dense_*")`; each function of `MACROS` returns Markdown.
 
 The site has the same pages. Here it gets those that are files elsewhere in the
 repository, and its links to them.
@@ -53,31 +53,20 @@ PAGES = {
 }
 
 
-def published(**wanted: str) -> str:
-    """Rows of `kp.published.results`, by table, network and dataset."""
-    return kp.published.to_markdown(kp.published.results(**wanted))
-
-
-def _row(name: str) -> tuple[str, str, dict[str, str]]:
-    """Return F and f of an arrangement in words, and its published errors by network."""
+def _row(name: str) -> tuple[str, str]:
+    """Return F and f of an arrangement in words."""
     row = kp.ARRANGEMENTS[name]
     order = [WORDS.get(part, part) for part in (*row.first, "W", *row.between, "W", *row.last)]
-    after = [WORDS[part] for part in row.after_addition]
-    results = [result for result in kp.published.results(table="2") if result.row == name]
-    errors = {result.network: f"{result.error:.2f}" for result in results}
-    return " ".join(order), " ".join(after), errors
+    return " ".join(order), " ".join(WORDS[part] for part in row.after_addition)
+
+
+def _remark(is_published: bool) -> str:
+    return "" if is_published else "\n\nNot in the paper."
 
 
 def arrangements() -> str:
-    """The table of arrangements with the errors of Table 2."""
-    networks = ("ResNet-110", "ResNet-164")
-    rows = []
-    for name in kp.ARRANGEMENTS:
-        order, after, errors = _row(name)
-        remark = "" if errors else " (not in the paper)"
-        numbers = (errors.get(network, "") for network in networks)
-        rows.append([f"`{name}`{remark}", order, after, *numbers])
-    return markdown([["arrangement", "F", "f", *networks], *rows])
+    """The table of arrangements."""
+    return markdown([["arrangement", "F", "f"], *([f"`{n}`", *_row(n)] for n in kp.ARRANGEMENTS)])
 
 
 def commands() -> str:
@@ -91,28 +80,24 @@ def commands() -> str:
 
 
 def arrangement(name: str) -> str:
-    """The picture of an arrangement, its order and its published errors."""
-    order, after, errors = _row(name)
-    numbers = ", ".join(f"{error} % ({network})" for network, error in errors.items())
-    published = f"Published test error on CIFAR-10 (Table 2, medians of 5): {numbers}."
+    """The picture of an arrangement and its order."""
+    order, after = _row(name)
+    remark = _remark(any(result.row == name for result in kp.published.results(table="2")))
     return (
         f"![Unit in the arrangement {name}](figures/arrangement_{name}.svg)\n\n"
-        f"F: {order}. f: {after or 'nothing'}.\n\n"
-        f"{published if errors else 'Not in the paper.'}"
+        f"F: {order}. f: {after or 'nothing'}.{remark}"
     )
 
 
 def shortcut(name: str) -> str:
-    """The picture of a shortcut and the rows of Table 1 that it has."""
+    """The picture of a shortcut."""
 
     def name_of(row) -> str:
         h = row.arguments.get("shortcut", "identity")
         return h if isinstance(h, str) else re.sub(r"(?<!^)(?=[A-Z])", "_", h["class_name"]).lower()
 
-    rows = [row for row in kp.published.results(table="1") if name_of(row) == name]
-    return f"![Unit with the shortcut {name}](figures/shortcut_{name}.svg)\n\n" + (
-        kp.published.to_markdown(rows) if rows else "Not in the paper."
-    )
+    remark = _remark(any(name_of(row) == name for row in kp.published.results(table="1")))
+    return f"![Unit with the shortcut {name}](figures/shortcut_{name}.svg){remark}"
 
 
 def models(pattern: str) -> str:
@@ -247,7 +232,7 @@ def names(*modules: str) -> str:
 
 
 #: Name in a comment to the function.
-MACROS = {f.__name__: f for f in (published, arrangements, arrangement, shortcut, models)}
+MACROS = {f.__name__: f for f in (arrangements, arrangement, shortcut, models)}
 MACROS |= {f.__name__: f for f in (commands, recipes, weights, checks, measured, names)}
 MACROS |= {f.__name__: f for f in (measured_row, measured_table, claims, claim_counts)}
 MACROS |= {name: getattr(diagnosis, name) for name in ("diagnosis", "diagnosis_code")}

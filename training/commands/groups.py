@@ -113,7 +113,7 @@ def _count(group: Group) -> int:
 
 def words(sign: int, chance: float) -> str:
     """Return the cell of a rank test."""
-    word = ("higher" if sign > 0 else "lower") if chance < LEVEL else "open"
+    word = ("higher" if sign > 0 else "lower") if chance < LEVEL else "not clear"
     return f"{word} (p = {chance:.2g})"
 
 
@@ -133,12 +133,12 @@ def about_tests(
     least = {pair: least_chance(*pair) for pair in sizes}
     limits = [
         f"{one} against {other} runs cannot reach less than p = {chance:.2g}"
-        + ", so they stay open" * (chance >= LEVEL)
+        + ", so they are never clear" * (chance >= LEVEL)
         for (one, other), chance in least.items()
     ]
     return (
-        f"Against the first: {heading}, by the rank test of Mann and Whitney, two-sided; open: p "
-        f"is {LEVEL:g} or more. {'; '.join(limits)}."
+        f"Against the first: {heading}, by the rank test of Mann and Whitney, two-sided; not "
+        f"clear: p is {LEVEL:g} or more. {'; '.join(limits)}."
     )
 
 

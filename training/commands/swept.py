@@ -171,7 +171,7 @@ def figure(panels: Mapping[str, Sequence[Point]], path: Path, title: str) -> Non
 
     depths = sorted({point.depth or 0 for points in panels.values() for point in points})
     rates = sorted({point.rate for points in panels.values() for point in points})
-    looks = {depth: {"color": _colour(i, len(depths))} for i, depth in enumerate(depths)}
+    looks = {depth: {"color": style.ordered(i, len(depths))} for i, depth in enumerate(depths)}
     drawn = style.new_figure(1.2 + 3.6 * max(1.6, len(panels)), 4.6)
     style.heading(drawn, title)
     row = drawn.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
@@ -206,10 +206,3 @@ def _losses(points: Sequence[Point]) -> list[float]:
 def _curve(axes: Any, x: Sequence[float], losses: Sequence[float], look: Mapping) -> None:
     finite = np.where(np.isfinite(losses), losses, np.nan)
     axes.plot(x, finite, marker="o", markersize=3.5, linewidth=1.6, **look)
-
-
-def _colour(i: int, count: int) -> Any:
-    """Return a colour of an ordered scale, the darkest for the last one."""
-    import matplotlib
-
-    return matplotlib.colormaps["viridis_r"](0.15 + 0.85 * i / max(1, count - 1))

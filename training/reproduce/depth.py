@@ -172,13 +172,18 @@ def _figures(record: Mapping[str, Any]) -> list[str]:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the measurements as a Markdown table, one per row."""
-    head = ["network", "layers", "activations, last unit over first"]
-    rows = [[*head, "gradients, first unit over last", "time", "memory"]]
-    for record in records:
-        settings = record["settings"]
-        label = NETWORKS[settings["network"]].label
-        rows.append([label, f"{settings['layers']:,}", *_figures(record)])
+    """Return growth and ratio of the gradients as a Markdown table: a row for each network,
+    a column for each depth.
+    """
+    counts = sorted({record["settings"]["layers"] for record in records})
+    rows = [["activations; gradients", *(f"{count:,} layers" for count in counts)]]
+    for network in dict.fromkeys(record["settings"]["network"] for record in records):
+        of_depth = {
+            record["settings"]["layers"]: "; ".join(_figures(record)[:2])
+            for record in records
+            if record["settings"]["network"] == network
+        }
+        rows.append([NETWORKS[network].label, *(of_depth.get(count, "-") for count in counts)])
     return markdown(rows)
 
 
@@ -189,8 +194,12 @@ def about(records: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"`{command('reproduce')} depth`. Networks of {arguments['block']} units with "
         f"{fractions.Fraction(arguments['width_factor'])} of the channels, on "
-        f"{settings['batch']} images of {settings['data']}, seed {settings['seed']}. Other widths, "
-        "units and batches have other ratios, and may order the networks differently."
+        f"{settings['batch']} images of {settings['data']}, seed {settings['seed']}. The table "
+        "has the size of the activations at the last unit over that at the first one, and the size "
+        "of the gradients at the first unit over that at the last one. Without shortcuts, the last "
+        "normalisation of each unit keeps the activations at one size, and the gradients explode. "
+        "Other widths, units and batches have other ratios, and may order the networks "
+        "differently."
     )
 
 
@@ -203,9 +212,10 @@ _PANELS = {
 
 def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the profiles along l/L into a PNG file: activations above, gradients below, one
-    column per network, one colour per depth.
+    column per network, darker for deeper networks.
 
-    The axes fit the networks with shortcuts; curves of plain networks may leave them.
+    The axes fit the networks with shortcuts. A mark at the edge is where a curve of a plain
+    network leaves them.
 
     Raises:
         ImportError: without matplotlib.
@@ -216,7 +226,10 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     for record in records:
         of_network.setdefault(record["settings"]["network"], []).append(record)
     counts = sorted({record["settings"]["layers"] for record in records})
-    looks = {count: {"color": style.colour(i), "linewidth": 1.4} for i, count in enumerate(counts)}
+    looks = {
+        count: {"color": style.ordered(i, len(counts)), "linewidth": 1.6}
+        for i, count in enumerate(counts)
+    }
     drawn = style.new_figure(1.2 + 2.7 * max(2, len(of_network)), 6.6)
     style.heading(drawn, "Signals (above) and gradients (below) along the network, before training")
     rows = drawn.subplots(2, len(of_network), sharex=True, sharey="row", squeeze=False)
@@ -225,14 +238,16 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
             above = key == "activation_rms"
             style.styled(axes, NETWORKS[name].label if above else "", "" if above else "Depth l/L")
             axes.set_yscale("log", nonpositive="mask")
+            axes.set_ylim(*_limits(records, key))
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 1 / 3, 2 / 3, 1], ["0", "1/3", "2/3", "1"])  # where stages begin
             for record in shown:
                 depths = np.array(record["profile"]["unit"]) / record["units"]
                 values = np.array(record["profile"][key], "float64")
-                axes.plot(depths, values, **looks[record["settings"]["layers"]])
+                look = looks[record["settings"]["layers"]]
+                axes.plot(depths, values, **look)
+                style.clipped(axes, depths, values, color=look["color"], markersize=7)
         row[0].set_ylabel(title, fontsize=style.LABEL)
-        row[0].set_ylim(*_limits(records, key))
     samples = {f"{count:,} layers": style.sample(look) for count, look in looks.items()}
     style.legend(drawn, samples)
     drawn.savefig(path, format="png", dpi=110)

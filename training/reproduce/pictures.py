@@ -1,25 +1,29 @@
 """The pictures of the report: training curves as the paper draws them."""
 
+import collections
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+import keras_preact as kp
 from keras_preact.analysis.figures import style
+from keras_preact.analysis.figures.diagrams import in_words
 
-from .results import Record, largest
+from .results import Record, by_setting, largest, short_device
 
 #: Name of a trial to its runs.
 Groups = Mapping[str, Sequence[Record]]
 
-#: The axis of errors fits this percentile of the errors (`PEAKS`), without the first iterations
-#: (`BEGINNING`, a share of them), in which the curves are steep.
-BEGINNING, PEAKS = 0.1, 90
-#: Looks of the curves of test images and of training images.
-TEST: Mapping[str, Any] = {"linestyle": "-", "linewidth": 1.7, "zorder": 3}
-TRAINING: Mapping[str, Any] = {"linestyle": "--", "linewidth": 1.0, "alpha": 0.85}
+#: Curve to the label of its axis: errors above losses.
+CURVES: Mapping[str, str] = {"test_error": "Test error (%)", "train_loss": "Training loss"}
+#: An axis fits the numbers between these percentiles.
+INSIDE = (0.5, 99)
+NOTE = (
+    "Median and range of n runs, on logarithmic axes. \u25b2\u25bc outside them. \u00d7 diverged."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,24 +54,41 @@ def _figure(
     )
 
 
-#: Panels of Fig. 3.
+#: Panels of Fig. 3, with all rows of Table 1.
 _SHORTCUTS = {
-    "constant scaling": "original-constant_scaling-0.5-0.5 original",
-    "exclusive gating": "original-exclusive_gating-b-6 original",
-    "shortcut-only gating": "original-shortcut_only_gating-b0 original",
-    "1x1 convolution": "original-conv1x1 original",
+    "constant scaling": "original-none original-constant_scaling-0.5-1 "
+    "original-constant_scaling-0.5-0.5 original",
+    "exclusive gating": "original-exclusive_gating-b0 original-exclusive_gating-b-6 "
+    "original-exclusive_gating-b-7 original",
+    "shortcut-only gating": "original-shortcut_only_gating-b0 original-shortcut_only_gating-b-6 "
+    "original",
+    "1x1 convolution, dropout": "original-conv1x1 original-dropout original",
 }
-#: Panels of Fig. 1 and 6.
-_ACTIVATIONS = {
-    "full pre-activation": "full_preactivation original",
-    "BN after addition": "bn_after_addition original",
+#: Rows of Table 2, some of which are in Fig. 1 and 6.
+_ACTIVATIONS = (
+    "bn_after_addition relu_before_addition relu_only_preactivation full_preactivation original"
+)
+
+
+def _both_depths(trial: str) -> dict[str, str]:
+    return {
+        f"ResNet-{n}": " ".join(trial.format(f"{n}-{name}") for name in _ACTIVATIONS.split())
+        for n in (110, 164)
+    }
+
+
+#: Panels of the pictures of ten years of shortcuts.
+_TEN_YEARS = {
+    "2016: something on the path": "scaling exclusive gating conv1x1 dropout none identity",
+    "2020 to 2025: scaled branches": "skip_init layer_scale depth_scaling identity",
+    "2024 and 2025: the path again": "orthogonal orthogonal-map decayed identity",
+    "2024 to 2026: hyper-connections": "hyper-none hyper-sinkhorn hyper-permutations identity",
 }
 
 #: Name of a picture to what it shows. The numbers of the figures are the paper's.
 FIGURES: Mapping[str, Figure] = {
-    "fast": _figure("CIFAR-10 in minutes", "fast", {"": "cifar10/fast_resnet8"}, "{}"),
     "preact": _figure(
-        "Full pre-activation against the original, on CIFAR-10",
+        "Original units and full pre-activation at 20 to 56 layers, on CIFAR-10",
         "preact",
         {f"ResNet-{n}": f"{n}-full_preactivation {n}-original" for n in (20, 32, 44, 56)},
     ),
@@ -77,47 +98,51 @@ FIGURES: Mapping[str, Figure] = {
         {"": "1001-full_preactivation 1001-original"},
     ),
     "figure3": _figure(
-        "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
+        "Fig. 3: shortcuts of ResNet-110, on CIFAR-10",
         "table1",
         _SHORTCUTS,
         "cifar10/resnet110-{}",
     ),
     "figure6": _figure(
-        "Fig. 6: activations, on CIFAR-10",
+        "Fig. 6: where BN and ReLU are, on CIFAR-10",
         "table2",
-        {
-            "ResNet-110": "110-bn_after_addition 110-original",
-            "ResNet-164": "164-full_preactivation 164-original",
-        },
+        _both_depths("{}"),
     ),
     "eighth1": _figure(
-        "Fig. 3 with ResNet-56 and an eighth of the schedule: shortcuts, on CIFAR-10",
+        "Shortcuts of ResNet-56 in an eighth of the schedule, on CIFAR-10",
         "eighth1",
         _SHORTCUTS,
         "cifar10/resnet56-{}-eighth",
     ),
     "eighth2": _figure(
-        "Fig. 1 and 6 with ResNet-56 and an eighth of the schedule, on CIFAR-10",
+        "Where BN and ReLU are: ResNet-56 in an eighth of the schedule, on CIFAR-10",
         "eighth2",
-        _ACTIVATIONS,
+        {"": _ACTIVATIONS},
         "cifar10/resnet56-{}-eighth",
     ),
-    "digits": _figure(
-        "Fig. 1 and 6 in small, on digits",
-        "digits2",
-        _ACTIVATIONS,
+    "digits1": _figure(
+        "Shortcuts of a narrow ResNet-110, on digits",
+        "digits1",
+        _SHORTCUTS,
         "digits/resnet110-{}",
+    ),
+    "digits2": _figure(
+        "Where BN and ReLU are, in narrow networks on digits",
+        "digits2",
+        _both_depths("{}"),
+        "digits/resnet{}",
     ),
     "shortcuts": _figure(
         "Ten years of shortcuts, on digits",
         "shortcuts",
-        {
-            "2016: something on the path": "scaling exclusive gating conv1x1 identity",
-            "2020 to 2025: scaled branches": "skip_init layer_scale depth_scaling identity",
-            "2024 and 2025: the path again": "orthogonal orthogonal-map decayed identity",
-            "2024 to 2026: streams": "hyper-none hyper-sinkhorn hyper-permutations identity",
-        },
+        _TEN_YEARS,
         "digits/resnet110-preact-{}",
+    ),
+    "shortcuts_eighth": _figure(
+        "Ten years of shortcuts: ResNet-56 in an eighth of the schedule, on CIFAR-10",
+        "shortcuts_eighth",
+        _TEN_YEARS,
+        "cifar10/resnet56-preact-{}-eighth",
     ),
     "deep": _figure(
         "A thousand and ten thousand layers, on digits",
@@ -168,7 +193,8 @@ def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
 
     A baseline, a trial that all panels share, is not enough to draw a panel.
     """
-    shared = _shared(figure)
+    panels = list(figure.panels.values())
+    shared = set.intersection(*map(set, panels)) if len(panels) > 1 else set()
     available = {
         title: [name for name in names if groups.get(name)]
         for title, names in figure.panels.items()
@@ -176,99 +202,160 @@ def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
     return {title: names for title, names in available.items() if set(names) - shared}
 
 
-def _shared(figure: Figure) -> set[str]:
-    """Return the trials that all panels share; none if there is one panel."""
-    panels = list(figure.panels.values())
-    return set.intersection(*map(set, panels)) if len(panels) > 1 else set()
+def hue(record: Record) -> style.Hue:
+    """Return the colour of the network of a run: see `style.hue`."""
+    model = record.config["model"]
+    arguments = kp.model_entry(model["name"]).arguments
+    arrangement = model["arrangement"] or arguments.get("arrangement", "full_preactivation")
+    is_chain = "vanilla" in model["name"]
+    return style.hue(arrangement, "none" if is_chain else model["shortcut"] or "identity")
 
 
-def colours(figure: Figure, panels: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the colour of each trial: the shared ones have the first colours in all
-    panels, the others have the next ones of their panel.
+def words(label: str) -> str:
+    """Return the label of a row with the names of arrangements in words."""
+    return re.sub("|".join(kp.ARRANGEMENTS), lambda name: in_words(name[0]), label)
+
+
+def named(label: str) -> str:
+    """Return the label of a row in words, without factors that have a name."""
+    pattern = r" \((?:1-g\(x\)|1x1 conv|dropout)[^()]*(?:\(x\))?\)"
+    return re.sub(pattern, "", words(label))
+
+
+def _short(label: str, panel: str) -> str:
+    """Return the label of a row without what its panel says, the network and the kind of
+    shortcut. A name in brackets stands for the rest.
     """
-    shared = sorted(_shared(figure))
-    orders = [
-        [*shared, *(name for name in names if name not in shared)] for names in panels.values()
-    ]
-    return {name: style.colour(i) for order in orders for i, name in enumerate(order)}
+    label = re.sub(r"^ResNet-\d+, ", "", named(label))
+    label = re.sub(r".*\(([A-Za-z].*)\)$", r"\1", label)
+    return label.removeprefix(panel.rpartition(": ")[2]).strip(" ,")
 
 
 def curves(figure: Figure, labels: Mapping[str, str], groups: Groups, path: Path) -> None:
-    """Draw training curves: test error solid, training loss dashed, medians with the
-    range of the runs. A test error that is measured once is a point. If runs of a trial
-    were on different devices, or of different lengths, the largest group is drawn.
+    """Draw training curves: test errors above training losses, medians with the range of
+    the runs, on the same axes in all panels. If runs of a trial were on different devices,
+    or of different lengths, the largest group is drawn.
 
     Args:
         figure: A figure with at least one measured panel.
-        labels: Name of a trial to its name in the legends.
+        labels: Name of a trial to its name in the table.
         groups: Name of a trial to its runs.
         path: Path of the PNG file.
 
     Raises:
         ImportError: without matplotlib.
     """
-    panels = measured(figure, groups)
+    panels = {
+        title: {
+            _label(labels[name], title, runs): runs
+            for name in names
+            if (runs := largest(groups[name]))
+        }
+        for title, names in measured(figure, groups).items()
+    }
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    longest = max(map(len, panels.values()))
-    height = 3.7 + 0.25 * longest  # of a panel with its legend
-    picture = style.new_figure(7.2 if columns == 1 else 11.0, 1.0 + height * rows)
-    style.heading(picture, f"{figure.title} (median and range of the runs)")
-    grid = list(picture.subplots(rows, columns, squeeze=False).flat)
-    shown = colours(figure, panels)
-    drawn = {name: largest(groups[name]) for names in panels.values() for name in names}
-    top = _top(list(drawn.values()))
-    for axes, (title, trials) in zip(grid, panels.items(), strict=False):
-        _panel(axes, title, {shown[name]: drawn[name] for name in trials})
-        axes.set_ylim(0, top)
-        axes.legend(
-            [style.sample({"color": shown[name], "linewidth": 2.5}) for name in trials],
-            [labels[name] for name in trials],
-            loc="upper left",
-            bbox_to_anchor=(0, -0.16),
-            frameon=False,
-            fontsize=style.TICK,
-            labelcolor=style.INK,
-        )
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
-    looks = {"Test error": TEST, "Training loss": TRAINING}
-    style.legend(
-        picture,
-        {label: style.sample({"color": style.GREY, **look}) for label, look in looks.items()},
+    width = 8.0 if columns == 1 else 11.5
+    picture = style.new_figure(width, 0.9 + 4.6 * rows)
+    style.heading(picture, figure.title)
+    picture.supxlabel(NOTE, x=0.012, ha="left", fontsize=style.SMALL, color=style.GREY)
+    longest = max(len(label) for runs in panels.values() for label in runs)
+    room = (0.49 * longest * style.SMALL + 18) / 72  # for the names of lines
+    grid = picture.subplots(
+        2 * rows,
+        2 * columns,
+        squeeze=False,
+        sharex=True,
+        height_ratios=[3, 2] * rows,
+        width_ratios=[width / columns - 0.75 - room, room] * columns,
     )
+    for axes in grid.flat:
+        axes.set_axis_off()
+    every = [runs for of_panel in panels.values() for runs in of_panel.values()]
+    limits = {curve: _limits(every, curve) for curve in CURVES}
+    lengths = [record.curves["iteration"][-1:] for runs in every for record in runs]
+    grid[0, 0].set_xlim(0, max(max(lengths), [1])[0])
+    ends = []
+    for i, (title, of_panel) in enumerate(panels.items()):
+        row, column = divmod(i, columns)
+        for axes, curve in zip(grid[2 * row : 2 * row + 2, 2 * column], CURVES, strict=True):
+            is_error = curve == "test_error"
+            axes.set_axis_on()
+            style.styled(axes, x="" if is_error else "Iteration")
+            axes.set_title(title if is_error else "", loc="left", fontsize=style.TITLE)
+            axes.set_ylabel("" if column else CURVES[curve], fontsize=style.LABEL)
+            axes.tick_params(labelbottom=not is_error)
+            axes.set_yscale("log", nonpositive="mask")
+            axes.set_ylim(*limits[curve])
+            style.plain_numbers(axes.yaxis)
+            ends.append((axes, _panel(axes, of_panel, curve)))
+    picture.draw_without_rendering()  # names are placed beside axes that have their place
+    for axes, each in ends:
+        style.name_ends(axes, each)
     picture.savefig(path, format="png", dpi=110)
 
 
-def _top(groups: Sequence[Sequence[Record]]) -> float:
-    """Return the upper end of the axis of errors, the same in all panels."""
-    tops = [0.0]
-    for records in groups:
-        iterations, (_, _, high) = band(records, "test_error")
-        if len(iterations):
-            tops.append(float(np.percentile(high[iterations >= BEGINNING * iterations[-1]], PEAKS)))
-    return min(100.0, 1.15 * max(tops)) or 100.0
+def _limits(trials: Sequence[Sequence[Record]], curve: str) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis that fits the medians of runs that ended."""
+    ended = [[record for record in runs if record.error is not None] for runs in trials]
+    values = np.concatenate([band(runs, curve)[1][1] for runs in ended])
+    values = values[np.isfinite(values) & (values > 0)]
+    low, high = np.percentile(values, INSIDE) if len(values) else (1.0, 100.0)
+    return low / 1.15, high * 1.15
 
 
-def _panel(axes, title: str, runs: Mapping[str, Sequence[Record]]) -> None:
-    """Draw trials, one colour each: errors on the left axis, losses on the right one."""
-    style.styled(axes, title, "Iteration", "Test error (%)")
-    losses = style.styled(axes.twinx(), "", "", "Training loss")
-    losses.spines["left"].set_visible(False)
-    losses.grid(False)
-    axes.set_zorder(losses.get_zorder() + 1)  # errors are drawn over losses
-    axes.patch.set_visible(False)
-    medians = []
-    for colour, records in runs.items():
-        for target, name, look in ((axes, "test_error", TEST), (losses, "train_loss", TRAINING)):
-            iterations, (low, median, high) = band(records, name)
-            target.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
-            style.lines(target, {"_": (iterations, median)}, **{**look, "color": colour})
-        medians.append(median)
-    style.decades(losses, medians)
-    ends = [
-        max(record.curves["iteration"], default=1)
-        for records in runs.values()
-        for record in records
-    ]
-    axes.set_xlim(0, 1.01 * max(ends))
+def _label(label: str, panel: str, records: Sequence[Record]) -> str:
+    diverged = sum(record.error is None for record in records)
+    text = f"{_short(label, panel)}, n = {len(records)}"
+    return text + (
+        f", {diverged} diverged" if 0 < diverged < len(records) else ", diverged" * bool(diverged)
+    )
+
+
+def _panel(axes, runs: Mapping[str, Sequence[Record]], curve: str) -> list[tuple]:
+    """Draw a curve of some trials. Return the end of each, as `style.name_ends` takes it."""
+    ends = []
+    seen: collections.Counter[style.Hue] = collections.Counter()
+    for name, records in runs.items():
+        colour = hue(records[0])
+        look = {"color": colour.line, "linestyle": style.DASHES[seen[colour]]}
+        seen[colour] += 1
+        iterations, (low, median, high) = band(records, curve)
+        if len(records) > 1:
+            axes.fill_between(iterations, low, high, color=colour.line, alpha=0.1, linewidth=0)
+        axes.plot(iterations, median, **look, lw=1.8, marker="o" if len(iterations) == 1 else "")
+        style.clipped(axes, iterations, median, color=colour.line, markersize=5)
+        bottom, top = axes.get_ylim()
+        x, y = (iterations[-1], np.clip(median[-1], bottom, top)) if len(iterations) else (0, top)
+        if all(record.error is None for record in records):
+            [cross] = axes.plot(x, y, color=colour.line, marker="x", ms=8, mew=2, clip_on=False)
+            cross.set_in_layout(False)
+        ends.append((x, y, name, colour.text))
+    return ends
+
+
+def strip(title: str, records: Sequence[Record], path: Path) -> None:
+    """Draw the final test errors of runs as dots, a line for each device and each number of
+    views of an image, with a tick at the median.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    lines: dict[str, list[float]] = {}
+    for setting, runs in by_setting(records).items():
+        views = {"one view": [run.views["one"] for run in runs if "one" in run.views]}
+        views["6 views"] = [run.views["flip_shift"] for run in runs if "flip_shift" in run.views]
+        for name, measured_views in views.items():
+            errors = [100 * (1 - view["accuracy"]) for view in measured_views]
+            if errors:
+                lines[f"{short_device(setting.device)}, {name}, n = {len(errors)}"] = errors
+    picture = style.new_figure(8.0, 1.3 + 0.42 * len(lines))
+    axes = style.styled(picture.subplots(), title, "Test error (%)")
+    for i, errors in enumerate(lines.values()):
+        look = {"color": hue(records[0]).line, "linestyle": ""}
+        axes.plot(errors, [i] * len(errors), marker="o", markersize=8, alpha=0.55, **look)
+        axes.plot([np.median(errors)], [i], marker="|", markersize=22, markeredgewidth=2, **look)
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.grid(False, axis="y")
+    picture.savefig(path, format="png", dpi=110)

@@ -4,10 +4,13 @@ results/README.md.
 
 import collections
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import keras_preact as kp
 
 from .. import disk
 from ..cli.terminal import duration, markdown
@@ -15,8 +18,8 @@ from ..errors import UserError, command, missing_packages
 from ..ranks import difference, median, number, spread
 from . import depth, pictures, rates, results
 from .pictures import FIGURES, Groups
-from .results import RESULTS, Record, Setting, by_setting
-from .rows import TABLES, Row, Table
+from .results import RESULTS, Record, Setting, by_setting, short_device
+from .rows import OWN, PAPER, TABLES, Part, Row, Table
 
 #: What is not a table of rows, by the name of its picture: title, and the module that reads and
 #: shows it.
@@ -24,28 +27,39 @@ OTHERS: Mapping[str, tuple[str, Any]] = {
     "depth": ("Depth before training", depth),
     "rates": ("Learning rates by depth", rates),
 }
+#: The trial whose runs are a strip of dots, not a curve.
+FAST = "cifar10/fast_resnet8"
 #: The paper's "fail": a test error in percent above this.
 FAIL = 20.0
 NOTHING = "-"
+UNCLEAR = "not clear"
+#: Verdicts that the first table counts.
+COUNTED = ("as published", "unlike published", UNCLEAR)
 
-READING = """Published numbers are test errors in percent, medians of 5 runs unless noted. Our \
-numbers are from the last iteration, not from the best one: the median of n runs, and in brackets \
-the smallest and the largest. A run that diverged counts as larger than every number. Runs on \
-different devices, or of different lengths, are different lines.
+INTRODUCTION = f"""Each published number of the paper, and of Table 6 of the first paper, with \
+what was measured here beside it. Then our own experiments. `{command("reproduce")} report` writes \
+this page from the files in `results/`, one per run. In a smaller setting, the order of the rows \
+can match the paper's, the numbers cannot. The last columns of the first table count the rows \
+with such a verdict in at least one setting. [How to read the tables](#how-to-read-the-tables) \
+is at the end."""
 
-The last column compares a row with the row that its heading names, on the same device; "the \
-original" has original units and identity shortcuts. Its errors are *higher* or *lower* if the \
-rank test of Mann and Whitney says so (two-sided, exact, p < 0.05), *open* otherwise. This test \
-compares what medians show, and a single run of ten does not decide it. Few runs stay open: it \
-takes four against four, or three against five. The pairs of rows below a table are compared in \
-the same way; `>` says which row has the higher errors. If two rows are equal, the chance that \
-they look different is one in 20.
+READING = """Errors are test errors in percent. A published one is the median of 5 runs unless \
+noted; "fail" is an error over 20 %. Ours are from the last iteration, not from the best one: the \
+median of n runs, and in brackets the smallest and the largest. A run that diverged counts as \
+larger than every number. Runs on different devices, or of different lengths, are not mixed.
+
+A row is compared with the row that its section or heading names, measured on the same device. Its \
+errors are *higher* or *lower* if the rank test of Mann and Whitney says so (two-sided, exact, \
+p < 0.05), *not clear* otherwise. This test compares what medians show, and a single run of ten \
+does not decide it. Few runs are never clear: it takes four against four, or three against five. \
+Pairs of rows are compared in the same way; `>` says which row has the higher errors. If two rows \
+are equally good, one comparison in 20 still says higher or lower.
 
 On the same kind of CPU, a run repeats to the bit. Another kind of CPU rounds differently: after \
-about ten iterations, the curves of the same seed differ. The time of a run is wall-clock time: it \
-includes delays by other work on the machine. If runs trained on a device at the same time, each \
-counts with its share of the time. Each file has the run's configuration, code, packages and \
-device."""
+about ten iterations, the curves of the same seed differ. The time of a run is wall-clock time, \
+the median for each kind of device: it includes delays by other work on the machine. If runs \
+trained on a device at the same time, each counts with its share of the time. Each file has the \
+run's configuration, code, packages and device."""
 
 
 def report(output: Path = RESULTS) -> None:
@@ -64,75 +78,163 @@ def report(output: Path = RESULTS) -> None:
     records = results.read(output)
     groups = results.groups(records)
     others = {name: of.read(output) for name, (_, of) in OTHERS.items()}
-    written = []
     with missing_packages():
-        text = "\n\n".join(_parts(groups, others))
-        drawings: dict[str, tuple[Callable, tuple]] = {
-            name: (pictures.curves, (figure, _labels(figure.table), groups))
-            for name, figure in FIGURES.items()
-            if pictures.measured(figure, groups)
-        }
-        for name, (_, of) in OTHERS.items():
-            if others[name]:
-                drawings[name] = of.figure, (others[name],)
-        for name, (draw, arguments) in drawings.items():
+        drawings = _drawings(groups, others)
+        text = "\n\n".join(_page(groups, others, drawings))
+        for name, drawing in drawings.items():
             with disk.replacing(output / f"{name}.png") as temporary:
-                draw(*arguments, temporary)
-            written.append(output / f"{name}.png")
+                drawing.draw(*drawing.arguments, temporary)
     with disk.replacing(output / "README.md") as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-    written.append(output / "README.md")
-    print(f"{len(records)} runs of {len(groups)} trials. Written: {', '.join(map(str, written))}")
+    written = ", ".join(
+        str(output / name) for name in ("README.md", *map("{}.png".format, drawings))
+    )
+    print(f"{len(records)} runs of {len(groups)} trials. Written: {written}")
 
 
-def _labels(table: str) -> dict[str, str]:
-    """Return the name of a trial to its label, from this table where it has the trial."""
-    tables = [*TABLES.values(), TABLES[table]]
-    return {row.trial.name: row.label for each in tables for row in each.rows}
+class Drawing(NamedTuple):
+    """A picture, the name of the table that it belongs to, and how it is drawn into a file
+    that comes after the arguments.
+    """
+
+    title: str
+    table: str
+    draw: Callable[..., None]
+    arguments: tuple
 
 
-def _parts(groups: Groups, others: Mapping[str, Sequence[dict]]) -> list[str]:
-    """Return the paragraphs of the page."""
-    parts = [
-        "# Results",
-        f"Our results beside the published numbers. `{command('reproduce')} report` "
-        "writes this page from the files in this folder, one per run.",
-    ]
-    missing = []
-    for name, table in TABLES.items():
-        if any(groups.get(row.trial.name) for row in table.rows):
-            parts += [f"## {table.title}", *_section(name, table, groups)]
-        else:
-            missing.append(f"- {table.title}")
+def _drawings(groups: Groups, others: Mapping[str, Sequence[dict]]) -> dict[str, Drawing]:
+    """Return the pictures of what was measured, by name."""
+    found = {}
+    if runs := groups.get(FAST):
+        title = TABLES["fast"].title
+        found["fast"] = Drawing(title, "fast", pictures.strip, (title, runs))
+    labels = {row.trial.name: row.label for table in TABLES.values() for row in table.rows}
+    for name, figure in FIGURES.items():
+        own = labels | {row.trial.name: row.label for row in TABLES[figure.table].rows}
+        if pictures.measured(figure, groups):
+            arguments = (figure, own, groups)
+            found[name] = Drawing(figure.title, figure.table, pictures.curves, arguments)
     for name, (title, of) in OTHERS.items():
-        if records := others[name]:
-            parts += [f"## {title}", of.about(records), of.table(records)]
-            parts += [f"![{title}]({name}.png)"]
-    parts += ["## How to read the tables", READING]
-    return [*parts, "## Not measured yet", "\n".join(missing)] if missing else parts
+        if others[name]:
+            found[name] = Drawing(title, name, of.figure, (others[name],))
+    return found
 
 
-def _section(name: str, table: Table, groups: Groups) -> list[str]:
+def _page(
+    groups: Groups, others: Mapping[str, Sequence[dict]], drawings: Mapping[str, Drawing]
+) -> list[str]:
+    """Return the paragraphs of the page."""
+
+    def shown(table: str) -> list[str]:
+        return [f"![{of.title}]({name}.png)" for name, of in drawings.items() if of.table == table]
+
+    sections: dict[str, list[str]] = {}
+    for part in PAPER:
+        own = [name for names in part.columns.values() for name in names if part.has(name)]
+        sections[part.title] = [
+            *_paper(part, groups),
+            *(each for name in own for each in shown(name)),
+        ]
+    missing = []
+    for name in OWN:
+        table = TABLES[name]
+        if records := _runs(table, groups):
+            about = f"`{_command(name)}`. {table.about}".strip()
+            text = [about, table_text(table, groups), f"Runs: {_made_on(records)}."]
+            sections[table.title] = [*text, *shown(name)]
+        else:
+            missing.append(f"- {table.title}: `{_command(name)}`")
+    for name, (title, of) in OTHERS.items():
+        if found := others[name]:
+            sections[title] = [of.about(found), of.table(found), *shown(name)]
+    sections["How to read the tables"] = [READING]
+    if missing:
+        sections["Not measured yet"] = ["\n".join(missing)]
+    links = [f"- {_link(title)}" for title in sections if title not in {of.title for of in PAPER}]
+    parts = ["# The paper, row by row", INTRODUCTION, _contents(groups)]
+    parts += ["Our own experiments, and notes:", "\n".join(links)]
+    return parts + [each for title, of in sections.items() for each in (f"## {title}", *of)]
+
+
+def _link(title: str) -> str:
+    """Return a link to a section, with the address that GitHub and the site give it."""
+    address = re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+    return f"[{title}](#{address})"
+
+
+def _runs(table: Table, groups: Groups) -> list[Record]:
+    return [record for row in table.rows for record in groups.get(row.trial.name, ())]
+
+
+def _command(name: str) -> str:
     # the tables on digits have one command
-    argument = "digits" if name.startswith("digits") else name.replace("_", "-")
-    parts = [
-        f"`{command('reproduce', argument)}`. {table.about}".strip(),
-        table_text(table, groups),
-        _made_on([record for row in table.rows for record in groups.get(row.trial.name, ())]),
-    ]
-    parts += filter(None, [order(table, groups)])
-    missing = [row.label for row in table.rows if not groups.get(row.trial.name)]
-    parts += [f"Not measured yet: {'; '.join(missing)}."] if missing else []
-    remarks = [
-        f"{row.label}: {row.published.remark}"
-        for row in table.rows
-        if groups.get(row.trial.name) and row.published and row.published.remark
-    ]
-    parts += [f"Published rows: {'; '.join(remarks)}."] if remarks else []
-    for picture, figure in FIGURES.items():
-        if figure.table == name and pictures.measured(figure, groups):
-            parts.append(f"![{figure.title}]({picture}.png)")
-    return parts
+    return command("reproduce", "digits" if name.startswith("digits") else name.replace("_", "-"))
+
+
+def _contents(groups: Groups) -> str:
+    """Return a table with a line for each part of the paper: how many of its rows were
+    measured in the paper's setting and in others, and how many of them have which verdict.
+    """
+    table = [["published", "rows", "measured as in the paper", "in other settings", *COUNTED]]
+    for part in PAPER:
+        # of each published row, the lines of each column
+        found = [
+            [
+                [line for row in part.beside(result, heading) for line in lines_of(row, groups)]
+                for heading in part.columns
+            ]
+            for result in part.results()
+        ]
+        verdicts = [
+            " ".join(against(line, groups) for lines in columns for line in lines)
+            for columns in found
+        ]
+        counts = [
+            len(found),
+            sum(bool(first) for first, *_ in found),
+            sum(any(others) for _, *others in found),
+            *(sum(word in verdict for verdict in verdicts) for word in COUNTED),
+        ]
+        table.append([_link(part.title), *map(str, counts)])
+    return markdown(table)
+
+
+def _paper(part: Part, groups: Groups) -> list[str]:
+    """Return the published rows, each with what was measured beside it, and how each column
+    was measured.
+    """
+    results = part.results()
+    shown = [name for name in ("network", "row") if len({getattr(of, name) for of in results}) > 1]
+    table = [["row", "published", *part.columns]]
+    for result in results:
+        names = ["CIFAR-100"] * (result.dataset == "cifar100")
+        label = pictures.words(", ".join(names + [getattr(result, name) for name in shown]))
+        cells = [_cell(part.beside(result, heading), groups) for heading in part.columns]
+        cells = cells if any(part.columns.values()) else ["not measured"]
+        remark = f"<br>({result.remark})" if result.remark else ""
+        table.append([label + remark, _published(result), *cells])
+    notes = []
+    for heading, tables in part.columns.items():
+        for name in filter(part.has, tables):
+            records = _runs(TABLES[name], groups)
+            made = f"Runs: {_made_on(records)}." if records else "Not measured yet."
+            text = [f"- {heading}: `{_command(name)}`.", TABLES[name].about, made]
+            notes.append(" ".join(filter(None, [*text, order(TABLES[name], groups)])))
+    return [part.about, markdown(table), *filter(None, ["\n".join(notes)])]
+
+
+def _cell(rows: Sequence[Row], groups: Groups) -> str:
+    """Return what was measured of rows: errors, runs, device, time and verdict."""
+    lines = []
+    for line in [each for row in rows for each in lines_of(row, groups)]:
+        device = short_device(line.setting.device)
+        lines.append(_final(line.records, "test_error", ".2f"))
+        lines.append(f"n = {len(line.records)}, {device}, {_times(line.records)}")
+        verdict = against(line, groups)
+        mark = "*" if verdict == UNCLEAR else "**"
+        lines += [] if verdict == NOTHING else [f"{mark}{verdict}{mark}"]
+    return "<br>".join(lines) or ("not measured" if rows else NOTHING)
 
 
 class Line(NamedTuple):
@@ -144,30 +246,29 @@ class Line(NamedTuple):
     records: Sequence[Record]
 
 
-def lines_of(table: Table, groups: Groups) -> list[Line]:
-    """Return the lines of the measured rows of a table."""
+def lines_of(row: Row, groups: Groups) -> list[Line]:
+    """Return the lines of a row, one for each device and length of its runs."""
+    found = by_setting(groups.get(row.trial.name, ()))
+    devices = collections.Counter(setting.device for setting in found)
     lines = []
-    for row in table.rows:
-        found = by_setting(groups.get(row.trial.name, ()))
-        devices = collections.Counter(setting.device for setting in found)
-        for setting, records in found.items():
-            label = row.label
-            if len(devices) > 1:
-                label += f", on {setting.device}"
-            if devices[setting.device] > 1:
-                label += f", {setting.iterations:,} iterations"
-            lines.append(Line(label, row, setting, records))
+    for setting, records in found.items():
+        label = pictures.named(row.label)
+        if len(devices) > 1:
+            label += f", on {short_device(setting.device)}"
+        if devices[setting.device] > 1:
+            label += f", {setting.iterations:,} iterations"
+        lines.append(Line(label, row, setting, records))
     return lines
 
 
 def table_text(table: Table, groups: Groups) -> str:
     """Return the measured rows of a table of the report as Markdown."""
-    lines = lines_of(table, groups)
+    lines = [line for row in table.rows for line in lines_of(row, groups)]
     rows, measured = [line.row for line in lines], [line.records for line in lines]
     columns = {"row": [line.label for line in lines]}
     if any(row.published for row in rows):
         heading = ", ".join(filter(None, ["published", table.unlike]))
-        columns[heading] = [_published(row) for row in rows]
+        columns[heading] = [_published(row.published) for row in rows]
     if table.short:
         columns["training loss"] = [_final(records, "train_loss", ".3g") for records in measured]
     columns["test error"] = [_final(records, "test_error", ".2f") for records in measured]
@@ -178,19 +279,23 @@ def table_text(table: Table, groups: Groups) -> str:
         columns["cosine"] = [_signal(records, "cosine", "z.2f") for records in measured]
     columns["n"] = [str(len(records)) for records in measured]
     columns["time per run"] = [_times(records) for records in measured]
-    compared = [against(table, line, groups) for line in lines]
+    compared = [against(line, groups) for line in lines]
     if set(compared) != {NOTHING}:
         columns[f"against {table.baseline}"] = compared
     return markdown([list(columns), *map(list, zip(*columns.values(), strict=True))])
 
 
-def _published(row: Row) -> str:
-    if row.published is None:
+def _published(result: kp.published.Result | None) -> str:
+    if result is None:
         return NOTHING
-    if row.published.error is None:
+    if result.error is None:
         return f"fail (> {FAIL:g})"
-    statistic = row.published.statistic
-    return f"{row.published.error:.2f}" + ("" if statistic == "median of 5" else f" ({statistic})")
+    if result.top5 is not None:
+        return f"{result.error:.1f} / {result.top5:.1f}"
+    statistic = result.statistic.replace("not stated", "number of runs not stated")
+    notes = [] if statistic == kp.published.MEDIAN else [statistic]
+    notes += [] if result.mean is None else [f"mean {result.mean:.2f}"]
+    return f"{result.error:.2f}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _final(records: Sequence[Record], name: str, digits: str) -> str:
@@ -220,14 +325,14 @@ def _seconds(record: Record) -> float:
 
 
 def _times(records: Sequence[Record]) -> str:
-    """Return the median time of the runs on each machine."""
+    """Return the median time of the runs; with several machines, of the fastest to that
+    of the slowest.
+    """
     times: dict[str, list[float]] = {}
     for record in records:
         times.setdefault(_machine(record), []).append(_seconds(record))
-    medians = {name: duration(statistics.median(each)) for name, each in sorted(times.items())}
-    if len(set(medians.values())) == 1:
-        return next(iter(medians.values()))
-    return "; ".join(f"{text} on {name}" for name, text in medians.items())
+    medians = sorted(statistics.median(each) for each in times.values())
+    return " to ".join(dict.fromkeys(duration(seconds) for seconds in (medians[0], medians[-1])))
 
 
 def _machine(record: Record) -> str:
@@ -235,7 +340,16 @@ def _machine(record: Record) -> str:
     return f"CPU ({cpu})" if name == "CPU" else name
 
 
-def against(table: Table, line: Line, groups: Groups) -> str:
+#: Name of a trial to its published result.
+PUBLISHED = {
+    row.trial.name: row.published
+    for table in TABLES.values()
+    for row in table.rows
+    if row.published
+}
+
+
+def against(line: Line, groups: Groups) -> str:
     """Return how the test errors of a line compare with the errors of its baseline on the
     same device, and whether the published errors agree.
     """
@@ -246,10 +360,9 @@ def against(table: Table, line: Line, groups: Groups) -> str:
         return NOTHING
     ours = difference(*([record.error for record in each] for each in (line.records, fitting[0])))
     if not ours:
-        return "open"
+        return UNCLEAR
     words = "higher" if ours > 0 else "lower"
-    published = {each.trial.name: each.published for each in table.rows}
-    pair = [published.get(name) for name in (row.trial.name, row.baseline or "")]
+    pair = [PUBLISHED.get(name) for name in (row.trial.name, row.baseline or "")]
     errors = [number(each.error) for each in pair if each is not None]
     if len(errors) < 2:
         return words
@@ -264,7 +377,8 @@ def order(table: Table, groups: Groups) -> str:
     lower: list[bool] = []
     signs: list[int] = []
     opposite: dict[str, list[str]] = {}
-    for one, other in itertools.permutations(lines_of(table, groups), 2):
+    lines = [line for row in table.rows for line in lines_of(row, groups)]
+    for one, other in itertools.permutations(lines, 2):
         better, worse = one.row.published, other.row.published
         if better is None or worse is None or not one.setting.fits(other.setting):
             continue
@@ -279,13 +393,14 @@ def order(table: Table, groups: Groups) -> str:
     if not signs:
         return ""
     text = (
-        f"{sum(lower)} of {len(lower)} pairs of rows have the published order: the row with the "
-        "lower published error has the lower median. By the rank test, the order is as "
-        f"published for {signs.count(-1)} pairs, opposite for {signs.count(1)}, and open for "
-        f"{signs.count(0)}."
+        f"{sum(lower)} of {len(lower)} pairs of rows have the published order by their medians. By "
+        f"the rank test, the order is as published for {signs.count(-1)} pairs, opposite for "
+        f"{signs.count(1)}, and not clear for {signs.count(0)}."
     )
-    items = [f"- {label} > {'; '.join(names)}" for label, names in opposite.items()]
-    return "\n".join([text, "", "Opposite:", "", *items] if items else [text])
+    items = [f"{label} > {'; '.join(names)}" for label, names in opposite.items()]
+    text += f" Opposite: {'. '.join(items)}." if items else ""
+    networks = {line.label.partition(", ")[0] for line in lines}
+    return text.replace(f"{networks.pop()}, ", "") if len(networks) == 1 else text
 
 
 def _made_on(records: Sequence[Record]) -> str:
@@ -294,8 +409,7 @@ def _made_on(records: Sequence[Record]) -> str:
     for record in records:
         made[_machine(record), record.config["model"]["dtype"]].append(_seconds(record))
     texts = [
-        f"{len(times)} run{'s' * (len(times) > 1)} on {device} in {dtype}, "
-        f"{duration(sum(times))} in all"
+        f"{len(times)} on {device} in {dtype}, {duration(sum(times))} in all"
         for (device, dtype), times in sorted(made.items())
     ]
-    return f"Made by: {'; '.join(texts)}."
+    return "; ".join(texts)

@@ -4,6 +4,7 @@ together.
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,11 @@ def by_setting(records: Iterable[Record]) -> dict[Setting, list[Record]]:
         found.setdefault(setting, []).append(record)
     order = sorted(found, key=lambda each: (-len(found[each]), each.device, each.iterations))
     return {setting: found[setting] for setting in order}
+
+
+def short_device(name: str) -> str:
+    """Return the usual name of a device: `H100` for `NVIDIA H100 80GB HBM3`."""
+    return re.sub(r"^NVIDIA ([A-Z]+\d+\w*).*", r"\1", name)
 
 
 def largest(records: Sequence[Record]) -> list[Record]:

@@ -26,10 +26,16 @@ class Row:
 
 
 def _row(
-    label: str, name: str, recipe: str, model: Model, baseline: str | None = None, **more: Any
+    label: str,
+    name: str,
+    recipe: str,
+    model: Model,
+    baseline: str | None = None,
+    published: kp.published.Result | None = None,
+    **more: Any,
 ) -> Row:
-    """Return a row without a published result."""
-    return Row(label, Trial(name, recipe, model, **more), baseline=baseline)
+    """Return a row of a trial that no published table trains."""
+    return Row(label, Trial(name, recipe, model, **more), published, baseline)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Table:
 
     Args:
         title: What it shows.
-        rows: In the paper's order, all of them with published results or none.
+        rows: In the paper's order.
         about: What is trained, and how the runs differ from the paper's.
         unlike: How the setting of the published numbers differs, for the heading of their
             column.
@@ -120,13 +126,11 @@ def _table(
 
 #: The paper's rows that the others are compared with.
 IDENTITY, ORIGINAL = "identity (1, 1)", "original"
-_SHORT = "The order of the rows can match the paper's, the numbers cannot."
 #: What makes the networks of the paper small: 4, 8, 16 channels, for images of 8 x 8 pixels.
 _SMALL: Mapping[str, Any] = {
     "recipe": "small",
     "small": {"width_factor": 0.25},
-    "about": "A quarter of the channels, 8 x 8 digits, and the paper's schedule in 700 iterations. "
-    + _SHORT,
+    "about": "A quarter of the channels, 8 x 8 digits, and the paper's schedule in 700 iterations.",
     "unlike": "CIFAR-10",
 }
 _EIGHTH: Mapping[str, Any] = {
@@ -134,7 +138,7 @@ _EIGHTH: Mapping[str, Any] = {
     "depth": 56,
     "network": "ResNet-110",
     "about": "ResNet-56 in place of ResNet-110, and an eighth of the paper's schedule: 8,000 "
-    "iterations. " + _SHORT,
+    "iterations.",
     "unlike": "ResNet-110, 64,000 iterations",
 }
 
@@ -153,8 +157,8 @@ _FAST = Table(
     about="A wide, shallow pre-activation network, trained by the recipe `cifar10_fast`. Its "
     "settings were chosen on held-out training images; the test images are measured once, after "
     "the last iteration. The 6 views of an image are the image, the image moved by a pixel in two "
-    "directions, and the mirror images of these three. In the mean of their logits, the image "
-    "itself and its mirror image count twice.",
+    "directions, and the mirror images of these three. Their logits are averaged; the unmoved "
+    "image and its mirror image have double weight.",
 )
 
 #: Pre-activation at the depths of the first paper, which neither paper trained.
@@ -170,11 +174,10 @@ _PREACT = Table(
         )
         for depth in (20, 32, 44, 56)
     ),
-    about="The paper's recipe. Neither paper has these rows; the first one has the original units "
-    "at these depths.",
 )
 
-#: The paper's recipe is not for these networks, nor did the paper train the deepest one.
+#: The paper's recipe is not for these networks, nor did the paper train the deepest one. The
+#: published errors are those of the same networks with all channels, on CIFAR-10.
 _DEEP = Table(
     "A thousand and ten thousand layers, on digits",
     tuple(
@@ -183,28 +186,34 @@ _DEEP = Table(
             f"digits/resnet{name}",
             "small",
             Model(model, width_factor=0.25),
-            baseline=baseline,
+            baseline,
+            published,
             measurements=20,
         )
-        for label, name, model, baseline in (
-            ("ResNet-1001, original", "1001-original", "cifar_resnet1001_original", None),
+        for (label, name, model, baseline), published in zip(
             (
-                "ResNet-1001, full_preactivation",
-                "1001-full_preactivation",
-                "cifar_resnet1001_preact",
-                "digits/resnet1001-original",
+                ("ResNet-1001, original", "1001-original", "cifar_resnet1001_original", None),
+                (
+                    "ResNet-1001, full_preactivation",
+                    "1001-full_preactivation",
+                    "cifar_resnet1001_preact",
+                    "digits/resnet1001-original",
+                ),
+                (
+                    "ResNet-10001, full_preactivation, DepthScaledHe",
+                    "10001-full_preactivation",
+                    "digits_resnet10001_preact",
+                    None,
+                ),
             ),
-            (
-                "ResNet-10001, full_preactivation, DepthScaledHe",
-                "10001-full_preactivation",
-                "digits_resnet10001_preact",
-                None,
-            ),
+            (*kp.published.results("3", "ResNet-1001", "cifar10"), None),
+            strict=True,
         )
     ),
     about="A quarter of the channels and the recipe of the small tables. With 10,001 layers the "
     "weights are scaled for the depth: the last weight of each branch by 1 / sqrt(3,333), for "
     "3,333 units.",
+    unlike="CIFAR-10",
 )
 
 
@@ -527,6 +536,108 @@ TABLES: Mapping[str, Table] = {
     "deep": _DEEP,
     "plain": _PLAIN,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Published tables with what was measured beside each of their rows.
+
+    Args:
+        title: What they compare.
+        published: Names of published tables, as in `kp.published`.
+        columns: Heading to the names of the tables that were measured in this setting, the
+            paper's setting first.
+        about: How the settings differ.
+    """
+
+    title: str
+    published: tuple[str, ...]
+    columns: Mapping[str, tuple[str, ...]]
+    about: str = ""
+
+    def results(self) -> list[kp.published.Result]:
+        """Return the published rows."""
+        return [row for name in self.published for row in kp.published.results(table=name)]
+
+    def has(self, table: str) -> bool:
+        """Whether a table of a column is about these published rows, or about none."""
+        first = TABLES[table].rows[0].published
+        return table not in OWN and (first is None or first.table in self.published)
+
+    def beside(self, result: kp.published.Result, heading: str) -> list[Row]:
+        """Return the rows of a column that belong to a published row: those of its trial, else
+        those of its network in other tables, or those that are compared with its trial.
+        """
+        rows = [row for name in self.columns[heading] for row in TABLES[name].rows]
+        if own := [row for row in rows if row.published is result]:
+            return own
+        first = next(iter(self.columns))
+        trials = [] if heading == first else [row.trial.name for row in self.beside(result, first)]
+        return [
+            row
+            for row in rows
+            if (
+                row.baseline in trials
+                if row.published is None
+                else row.published.table not in self.published
+                and (row.published.dataset, row.published.arguments)
+                == (result.dataset, result.arguments)
+            )
+        ]
+
+
+def _three_settings(number: str) -> dict[str, tuple[str, ...]]:
+    return {
+        "as in the paper": (f"table{number}",),
+        "ResNet-56, an eighth of the schedule": (f"eighth{number}",),
+        "digits, a quarter of the channels": (f"digits{number}",),
+    }
+
+
+#: The published rows, part by part.
+PAPER = (
+    Part(
+        "Shortcuts (Table 1)",
+        ("1",),
+        _three_settings("1"),
+        "ResNet-110 with original units on CIFAR-10. Rows are compared with the identity.",
+    ),
+    Part(
+        "Where BN and ReLU are (Table 2)",
+        ("2",),
+        _three_settings("2"),
+        "CIFAR-10. Rows are compared with the original units of the same depth.",
+    ),
+    Part(
+        "Pre-activation in deeper networks (Tables 3 and 4)",
+        ("3", "4"),
+        {
+            "as in the paper": ("table3", "table4"),
+            "digits, a quarter of the channels": ("digits2", "deep"),
+        },
+        "CIFAR-10 if nothing else is said. Full pre-activation is compared with the original units "
+        "of the same depth. Table 4 has one more row, with batches of 64. Numbers on digits are "
+        "those of Table 2 and of "
+        "[1,001 layers](#a-thousand-and-ten-thousand-layers-on-digits).",
+    ),
+    Part(
+        "ImageNet (Table 5)",
+        ("5",),
+        {"as in the paper": ()},
+        "Top-1 and top-5 error of a single crop. [The recipe](../docs/howto/imagenet.md) is there; "
+        "it needs the images and several GPUs.",
+    ),
+    Part(
+        "20 to 110 layers (Table 6 of the first paper)",
+        ("6 of 1512.03385",),
+        {"as in the paper": ("first_paper",), "full pre-activation instead": ("preact",)},
+        "The first paper, arXiv 1512.03385, has original units on CIFAR-10. Neither paper has "
+        "pre-activation at 20 to 56 layers: here it is trained by the same recipe, and compared "
+        "with the original units of the same depth.",
+    ),
+)
+#: The tables that have a section of their own.
+OWN = ("fast", "shortcuts", "shortcuts_eighth", "advice", "deep", "plain")
 
 
 def trials(table: Table) -> dict[str, Trial]:

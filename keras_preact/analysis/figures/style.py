@@ -35,6 +35,7 @@ HUES = (
     Hue("#1C1C1C", "#1C1C1C", "#E6E6E6"),
 )
 COLOURS = tuple(hue.line for hue in HUES)
+_BLUE, _ORANGE, _GREEN, _PINK, _AMBER, _SKY, _BLACK = HUES
 #: Styles of lines: the next one is used after the last colour.
 DASHES = ("-", "--", ":", "-.")
 
@@ -49,6 +50,28 @@ BLUE, ORANGE, GREEN, PINK, PALE = "#D7E8F5", "#FBE2D0", "#D5EFE4", "#F6E3EF", "#
 DARK = {colour: hue.dark for hue in HUES for colour in (hue.line, hue.text)}
 DARK |= {GREY: "#A9ACB2", LINE: "#62666E", GRID: "#3A3E46", EDGE: "#8E939B"}
 DARK |= {BLUE: "#1F405C", ORANGE: "#5C3517", GREEN: "#17493A", PINK: "#512B47", PALE: "#363A42"}
+
+#: The colour of each arrangement and each shortcut, in every figure that compares them. A network
+#: with identity shortcuts has the colour of its arrangement: see `hue`.
+NAMED_HUES: Mapping[str, Hue] = {
+    "original": _BLUE,
+    "full_preactivation": _ORANGE,
+    "bn_after_addition": _GREEN,
+    "relu_before_addition": _PINK,
+    "relu_only_preactivation": _AMBER,
+    "bn_only_preactivation": _SKY,
+    "constant_scaling": _GREEN,
+    "exclusive_gating": _PINK,
+    "shortcut_only_gating": _SKY,
+    "conv1x1": _AMBER,
+    "dropout": _BLACK,
+    "none": Hue(GREY, GREY, DARK[GREY]),
+    "scaled_residual": _GREEN,
+    "depth_scaling": _AMBER,
+    "orthogonal": _PINK,
+    "decayed_identity": _SKY,
+    "hyper_connections": _GREEN,
+}
 
 #: Sizes of text in points, for figures 7 inches wide: legible at half their size.
 TITLE, LABEL, TICK, SMALL = 13, 12, 11, 10
@@ -145,6 +168,80 @@ def look(i: int) -> dict[str, Any]:
 def colour(i: int) -> str:
     """Return the colour of line number i of a figure."""
     return COLOURS[i % len(COLOURS)]
+
+
+def hue(arrangement: str, shortcut: str = "identity") -> Hue:
+    """Return the colour of networks with this arrangement and this shortcut."""
+    return NAMED_HUES[arrangement if shortcut == "identity" else shortcut]
+
+
+def ordered(i: int, count: int) -> Any:
+    """Return colour number i of an ordered scale, such as depths; the last is the darkest."""
+    import matplotlib
+
+    return matplotlib.colormaps["viridis_r"](0.15 + 0.85 * i / max(1, count - 1))
+
+
+def clipped(axes, x, y, **look) -> None:
+    """Mark at the edge of the axes where a line leaves them and comes back, above and below."""
+    low, high = axes.get_ylim()
+    for is_outside, edge, marker in ((y > high, high, "^"), (y < low, low, "v")):
+        is_first, is_last = ~np.append(False, is_outside[:-1]), ~np.append(is_outside[1:], False)
+        ends = x[is_outside & (is_first | is_last)]
+        [line] = axes.plot(
+            ends, np.full(len(ends), edge), clip_on=False, linestyle="", marker=marker, **look
+        )
+        line.set_in_layout(False)
+
+
+def apart(wanted: Sequence[float], gap: float) -> list[float]:
+    """Return rising numbers that are at least `gap` apart, as near as possible to the
+    wanted ones, which rise too: by least squares.
+
+    Example:
+
+    >>> apart([1.0, 1.0, 9.0], 2.0)
+    [0.0, 2.0, 9.0]
+    """
+    blocks: list[tuple[float, int]] = []  # sum and length of neighbours that touch
+    for i, value in enumerate(wanted):
+        total, count = value - gap * i, 1
+        while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
+            before, length = blocks.pop()
+            total, count = total + before, count + length
+        blocks.append((total, count))
+    levels = [total / count for total, count in blocks for _ in range(count)]
+    return [level + gap * i for i, level in enumerate(levels)]
+
+
+def name_ends(axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write the names of lines beside their ends, right of the axes, moved apart.
+
+    Args:
+        axes: Their place in the figure is final, with room for the names.
+        ends: Last point of a line, its name, and the colour of the text.
+    """
+    box, point = axes.get_window_extent(), axes.figure.dpi / 72
+    (_, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    wanted = axes.transData.transform([(right, np.clip(end[1], low, high)) for end in ends])[:, 1]
+    order = np.argsort(wanted, kind="stable")
+    gap = 1.25 * SMALL * point
+    steps = gap * np.arange(len(order))
+    places = np.clip(apart(wanted[order], gap), box.y0 + steps, box.y1 - steps[::-1])
+    for i, place in zip(order, places, strict=True):
+        x, y, text, colour = ends[i]
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.7, "relpos": (0, 0.5)}
+        axes.annotate(
+            text,
+            (x, np.clip(y, low, high)),
+            (1 + 14 * point / box.width, (place - box.y0) / box.height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=SMALL,
+            color=colour,
+            annotation_clip=False,
+            arrowprops=line | {"shrinkA": 1, "shrinkB": 0} if x == right else None,
+        ).set_in_layout(False)
 
 
 class Panel(NamedTuple):

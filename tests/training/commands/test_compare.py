@@ -189,13 +189,13 @@ class TestGroups:
         [row] = table(capsys, "runs/plain")
         assert row["test error %"] == "5.00, 2 of 3 runs"
 
-    def test_three_runs_each_stay_open(self, capsys):
+    def test_three_runs_each_are_never_clear(self, capsys):
         write_seeds("runs/plain", [8.0, 9.0, 10.0], test=9.0)
         write_seeds("runs/gated", [1.0, 2.0, 3.0], GATED, test=5.0)
         rows, notes = printed(capsys, "runs/plain", "runs/gated")
-        assert [row["against the first"] for row in rows] == ["-", "open (p = 0.1)"]
+        assert [row["against the first"] for row in rows] == ["-", "not clear (p = 0.1)"]
         assert "Against the first: test error %, by" in notes  # every run has one
-        assert "cannot reach less than p = 0.1, so they stay open." in notes
+        assert "cannot reach less than p = 0.1, so they are never clear." in notes
 
     @pytest.mark.parametrize(
         ("second", "reason"),

@@ -99,31 +99,35 @@ MORE = [5.0, 6.0, 7.0, 8.0]
     [
         ((LOW, HIGH), lambda f: trained.higher(f, PREACT, ORIGINAL), "true"),
         ((HIGH, LOW), lambda f: trained.higher(f, PREACT, ORIGINAL), "false"),
-        ((LOW, MIXED), lambda f: trained.higher(f, PREACT, ORIGINAL), "open"),
-        ((LOW[:1], HIGH[:1]), lambda f: trained.higher(f, PREACT, ORIGINAL), "open"),
+        ((LOW, MIXED), lambda f: trained.higher(f, PREACT, ORIGINAL), "not clear"),
+        ((LOW[:1], HIGH[:1]), lambda f: trained.higher(f, PREACT, ORIGINAL), "not clear"),
         ((LOW, LOW), lambda f: trained.similar(f, PREACT, ORIGINAL, 4.0), "true"),
-        ((LOW, LOW), lambda f: trained.similar(f, PREACT, ORIGINAL, 0.1), "open"),
-        ((LOW[:1], LOW[:1]), lambda f: trained.similar(f, PREACT, ORIGINAL, 9.0), "open"),
-        ((LOW, MIXED), lambda f: trained.similar(f, PREACT, ORIGINAL, 0.1), "open"),
+        ((LOW, LOW), lambda f: trained.similar(f, PREACT, ORIGINAL, 0.1), "not clear"),
+        ((LOW[:1], LOW[:1]), lambda f: trained.similar(f, PREACT, ORIGINAL, 9.0), "not clear"),
+        ((LOW, MIXED), lambda f: trained.similar(f, PREACT, ORIGINAL, 0.1), "not clear"),
         ((LOW, HIGH), lambda f: trained.similar(f, PREACT, ORIGINAL, 2.0), "false"),
         ((LOW, MORE), lambda f: trained.similar(f, PREACT, ORIGINAL, 9.0), "true"),
         ((LOW, HIGH, HIGH), lambda f: trained.any_harms(f, [PREACT, OTHER], ORIGINAL), "true"),
-        ((LOW, HIGH, MIXED), lambda f: trained.any_harms(f, [PREACT, OTHER], ORIGINAL), "open"),
+        (
+            (LOW, HIGH, MIXED),
+            lambda f: trained.any_harms(f, [PREACT, OTHER], ORIGINAL),
+            "not clear",
+        ),
         # of two rows, one looks lower by chance in one of ten cases
-        ((HIGH, HIGH, LOW), lambda f: trained.any_harms(f, [PREACT, OTHER], ORIGINAL), "open"),
+        ((HIGH, HIGH, LOW), lambda f: trained.any_harms(f, [PREACT, OTHER], ORIGINAL), "not clear"),
         (
             ([*HIGH, 8.0], HIGH, [*LOW, 0.5]),
             lambda f: trained.any_harms(f, [PREACT, OTHER], ORIGINAL),
             "false",
         ),
         (([90.0, 19.0],), lambda f: trained.learns(f, ORIGINAL), "true"),
-        (([90.0, None],), lambda f: trained.learns(f, ORIGINAL), "open"),
+        (([90.0, None],), lambda f: trained.learns(f, ORIGINAL), "not clear"),
         (([90.0, None, 20.0],), lambda f: trained.learns(f, ORIGINAL), "false"),
         (([90.0, None, 20.0],), lambda f: trained.fails(f, ORIGINAL), "true"),
         (([90.0, 19.0, 90.0],), lambda f: trained.fails(f, ORIGINAL), "false"),
         (([19.0], [90.0] * 3), lambda f: trained.limit(f, ORIGINAL, PREACT), "true"),
-        (([19.0], [90.0] * 2), lambda f: trained.limit(f, ORIGINAL, PREACT), "open"),
-        (([90.0], [90.0] * 3), lambda f: trained.limit(f, ORIGINAL, PREACT), "open"),
+        (([19.0], [90.0] * 2), lambda f: trained.limit(f, ORIGINAL, PREACT), "not clear"),
+        (([90.0], [90.0] * 3), lambda f: trained.limit(f, ORIGINAL, PREACT), "not clear"),
         (([90.0] * 3, [90.0]), lambda f: trained.limit(f, ORIGINAL, PREACT), "false"),
         (([90.0], [19.0]), lambda f: trained.limit(f, ORIGINAL, PREACT), "false"),
         (
@@ -139,7 +143,7 @@ MORE = [5.0, 6.0, 7.0, 8.0]
         (
             (HIGH[:3], LOW[:2], MIXED[:3]),
             lambda f: trained.gain_grows(f, [(PREACT, OTHER), (ORIGINAL, PREACT)]),
-            "open",
+            "not clear",
         ),
     ],
 )
@@ -157,8 +161,8 @@ def test_errors_of_runs_decide(errors, call, verdict, tmp_path):
         ((LOW, MORE), (MORE, LOW), "true"),
         ((LOW, MORE), (LOW, MORE), "false"),
         ((MORE, LOW), (MORE, LOW), "false"),
-        ((LOW, MORE), (LOW, LOW), "open"),
-        ((LOW, LOW), (MORE, LOW), "open"),
+        ((LOW, MORE), (LOW, LOW), "not clear"),
+        ((LOW, LOW), (MORE, LOW), "not clear"),
         ((LOW, LOW), (LOW, MORE), "false"),
     ],
 )
@@ -179,7 +183,7 @@ def test_a_loss_after_a_quarter_of_the_run(tmp_path):
     found = trained.higher(tmp_path, ORIGINAL, PREACT, "early loss")
     assert found.verdict == "true"
     assert "ResNet-110, original: 5.015 (5.000 to 5.030), n = 4" in found.text
-    assert trained.higher(tmp_path, ORIGINAL, PREACT).verdict == "open"
+    assert trained.higher(tmp_path, ORIGINAL, PREACT).verdict == "not clear"
 
 
 def test_the_best_measured_rates_decide(tmp_path):
@@ -221,7 +225,7 @@ def test_the_command_keeps_other_findings(tmp_path, capsys):
     assert list(before) == ["power-095", "power-05", "gate-10"]
     main.main(words(f"claims --only chain-sgd --output {tmp_path}"))
     after = check.read(tmp_path)
-    assert after.pop("chain-sgd")["verdict"] == "open"  # no runs in this folder
+    assert after.pop("chain-sgd")["verdict"] == "not clear"  # no runs in this folder
     assert after == before
 
     assert "Did you mean 'gate-10'" in error_of(

@@ -170,7 +170,7 @@ def counts(findings: Mapping[str, Mapping[str, Any]]) -> str:
         "true": "true",
         "true if": "true under a condition",
         "false": "false",
-        "open": "open",
+        "not clear": "not clear",
         "unmeasured": "not measured here",
     }
     parts = [f"{found[verdict]} {word}" for verdict, word in words.items() if found[verdict]]

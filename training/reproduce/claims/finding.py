@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-#: open: measured, but with too few runs to decide. unmeasured: not measured here.
-Verdict = Literal["true", "true if", "false", "open", "unmeasured"]
+#: not clear: measured, but with too few runs to decide. unmeasured: not measured here.
+Verdict = Literal["true", "true if", "false", "not clear", "unmeasured"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,11 +83,11 @@ def _about(folder: Path, trials: Sequence[str], figure: str = "test error") -> s
 
 def higher(folder: Path, row: str, than: str, figure: str = "test error") -> Finding:
     """A row has higher test errors than another one, or higher values of another figure. The
-    rank test decides; it stays open if the test does not tell them apart.
+    rank test decides; it is not clear if the test does not tell them apart.
     """
     sign = difference(_values(folder, row, figure), _values(folder, than, figure))
     text = _about(folder, [row, than], figure)
-    return decided(sign > 0, text) if sign else Finding("open", text)
+    return decided(sign > 0, text) if sign else Finding("not clear", text)
 
 
 def regularises(folder: Path, row: str, than: str) -> Finding:
@@ -107,7 +107,7 @@ def similar(folder: Path, row: str, other: str, within: float) -> Finding:
     text = f"{_about(folder, [row, other])} Similar: within {within:g} percentage points."
     if _is_lower(errors, others, within) and _is_lower(others, errors, within):
         return decided(True, text)
-    return decided(False, text) if difference(errors, others) else Finding("open", text)
+    return decided(False, text) if difference(errors, others) else Finding("not clear", text)
 
 
 def _is_lower(
@@ -128,7 +128,7 @@ def any_harms(folder: Path, rows: Sequence[str], than: str) -> Finding:
     lower = [row for row, (sign, p) in found.items() if sign < 0 and p < LEVEL / len(rows)]
     unclear = [row for row, (sign, p) in found.items() if sign < 1 or p >= LEVEL]
     text = _about(folder, [than, *(lower or unclear or rows)])
-    return decided(not lower, text) if lower or not unclear else Finding("open", text)
+    return decided(not lower, text) if lower or not unclear else Finding("not clear", text)
 
 
 def learns(folder: Path, trial: str) -> Finding:
@@ -155,16 +155,16 @@ def _trained(folder: Path, trial: str, claimed: bool) -> Finding:
     errors, text = _values(folder, trial), _about(folder, [trial])
     learned = any(error is not None and error < FAIL for error in errors)
     is_known = learned or len(errors) >= ENOUGH
-    return decided(learned is claimed, text) if is_known else Finding("open", text)
+    return decided(learned is claimed, text) if is_known else Finding("not clear", text)
 
 
 def _all_hold(parts: Sequence[Finding], text: str) -> Finding:
-    """Return whether all parts of a claim are true. A false part decides, an open one does
-    not.
+    """Return whether all parts of a claim are true. A false part decides, one that is not clear
+    does not.
     """
     verdicts = [part.verdict for part in parts]
-    if "open" in verdicts and "false" not in verdicts:
-        return Finding("open", text)
+    if "not clear" in verdicts and "false" not in verdicts:
+        return Finding("not clear", text)
     return decided("false" not in verdicts, text)
 
 
@@ -179,7 +179,7 @@ def gain_grows(folder: Path, pairs: Sequence[Sequence[str]]) -> Finding:
     )
     text = f"Gains in percentage points on digits. {listed}."
     if min(len(each) for pair in errors for each in pair) < ENOUGH:
-        return Finding("open", f"{text} A row has fewer than {ENOUGH} runs.")
+        return Finding("not clear", f"{text} A row has fewer than {ENOUGH} runs.")
     return decided(gains == sorted(gains), text, gains=gains)
 
 
