@@ -3,40 +3,16 @@ another site that uses the server as the documentation says.
 """
 
 import base64
-import contextlib
 import re
-import shutil
 
 import pytest
 
+from tests.browser import needs_browser, opened_tab
 from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.server_process import NAME, encoded
 from tests.training.calls import ROOT
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-#: Milliseconds that the browser has for each step.
-PATIENCE = 60_000
 EVIL = "<img src=x onerror=document.title='broken'>.png"
-
-
-@contextlib.contextmanager
-def opened_tab():
-    """Give a tab of a real browser, and an empty list of the errors of its pages, which the
-    test checks.
-    """
-    sync_api = pytest.importorskip("playwright.sync_api")
-    sync_api.expect.set_options(timeout=PATIENCE)
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    complaints = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
-        tab = browser.new_page()
-        tab.set_default_timeout(PATIENCE)
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        yield tab, complaints
-        browser.close()
 
 
 @pytest.mark.parametrize(
@@ -59,9 +35,6 @@ def test_files_come_with_a_policy_and_are_checked_again(server, path, kind):
     assert b"http" not in answer.body.replace(b"http://www.w3.org/2000/svg", b"")
     again = server.ask("GET", path, headers={"If-None-Match": headers["ETag"]})
     assert (again.status, again.body, again.headers["ETag"]) == (304, b"", headers["ETag"])
-
-
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
 
 
 @pytest.mark.soak
