@@ -76,7 +76,7 @@ function drawCharts(choice) {
   const columns = [...gain, ...gradient];
   const heads = ["l", ...columns.map(({ label }) => label)];
   fill("numbers", heads, points.map((l, i) => [String(l), ...columns.map(({ values }) => written(values[i]))]));
-  find("about").textContent = `A network of ${Number(choice.depth).toLocaleString("en")} layers in ${units} units (${CHOICES.depths[choice.depth].block}) before training, with a quarter of the channels, on 16 digits. Each line of the upper chart starts again at 1 after a change of shape: it goes from x_l to the last x of its stage. "h alone" is the product of the shortcuts, for a signal and for a gradient; a shortcut that mixes channels has no such number. "h and f" is the gradient that comes back through shortcuts and f, without the branches. A dash is a number that is not finite, or a part of nothing.`;
+  find("about").textContent = `A network of ${Number(choice.depth).toLocaleString("en")} layers in ${units} units (${CHOICES.depths[choice.depth].block}) before training, with a quarter of the channels, on 16 digits. Each line of the upper chart starts again at 1 after a change of shape: it goes from x_l to the last x of its stage. "h alone" is the product of the shortcuts, for a signal and for a gradient. "h and f" is the gradient that comes back through shortcuts and f, without the branches. A dash is a number that is not finite, or a part of nothing. ${CHOICES.notes[choice.shortcut] ?? ""}`;
 }
 
 function fill(id, heads, rows) {

@@ -76,6 +76,12 @@ F = {
     "full_preactivation": "nothing follows the addition",
     "bn_only_preactivation": "f is a ReLU",
 }
+#: What to know about the lines of a shortcut.
+NOTES = {
+    "conv1x1": 'The shortcut mixes channels, so "h alone" is not a number.',
+    "dropout": "Dropout doubles what it keeps: the mean stays near 1, but fewer and fewer arrive.",
+    "none": "Without a shortcut, nothing arrives past the branches.",
+}
 #: Least part of the gradient that arrives, and what the path is then.
 PATHS = (
     *((1.02, "Growing"), (1, "Clean"), (0.9, "Nearly clean")),
@@ -100,7 +106,7 @@ def arriving(arrangement: str, shortcut: str, depth: int) -> float | None:
     at = explorer.points(depth)
     found = [path[at.index(start)] for start in explorer.starts(depth)]
     parts = [part for part in found if part is not None]  # where something arrives at the end
-    return max(parts, key=lambda part: abs(math.log(max(part, 1e-300))))
+    return max(parts, key=lambda part: abs(math.log(max(part, 1e-300))), default=0.0)
 
 
 def sentence(arrangement: str, shortcut: str, depth: int) -> str:
@@ -134,8 +140,8 @@ def sentence(arrangement: str, shortcut: str, depth: int) -> str:
 def share(part: float) -> str:
     """Return a part of 1 in words."""
     if part >= 1e-4:
-        return f"{100 * part:.{0 if part >= 0.01 else 2}f} %"
-    return f"{part:.0e}" if part else "nothing"
+        return f"{100 * part:.{0 if part >= 0.01 else 2}f}\N{NO-BREAK SPACE}%"
+    return f"only {part:.0e}".replace("e-0", "e-") if part else "nothing"
 
 
 @functools.cache
@@ -280,6 +286,7 @@ def choices() -> dict[str, Any]:
             for depth in explorer.DEPTHS
         },
         "refusals": {h: words for h in kp.SHORTCUTS if (words := refusal(h))},
+        "notes": NOTES,
         "errors": errors(),
         "sentences": list(sentences),
         "said": said,
