@@ -72,14 +72,14 @@ function drawUnit(unit) {
       arrow(right - box.width / 2, y, 0);
     }
   }
-  let y = addition;
+  let y = addition, below = 12;
   for (const each of unit.after_addition) {
-    wire([left, y + 12, left, y + step]);
+    wire([left, y + below, left, y + step]);
     y += step;
+    below = box.height / 2;
     drawBox(each, left, y);
   }
-  const from = unit.after_addition.length ? y + box.height / 2 : y + 12;
-  wire([left, from, left, y + 34]);
+  wire([left, y + below, left, y + 34]);
   arrow(left, y + 41, 90);
   symbol("x", "l+1", y + 57);
   return svg;
