@@ -87,12 +87,12 @@ function placeLabels(svg, lines, taken, frame, end, bottom) {
     return [0, 0.25, 0.5, 0.75].map((t) => [dot[0] + t * (next[0] - dot[0]), dot[1] + t * (next[1] - dot[1])]);
   }));
   for (const line of lines) {
-    const width = 6.7 * line.label.length, height = 14;
+    const width = 7.1 * line.label.length, height = 14;
     let best = null;
     for (const [x, y] of line.dots) {
       for (const [dy, penalty] of [[-20, 0], [7, 0], [-32, 1.5], [19, 1.5]]) {
         const box = { x: Math.min(Math.max(x - width / 2, frame.left + 4), end - width - 2), y: y + dy, width, height };
-        const overlaps = taken.filter((other) => box.x < other.x + other.width && other.x < box.x + width && Math.abs(box.y - other.y) < height).length;
+        const overlaps = taken.filter((other) => box.x < other.x + other.width + 8 && other.x < box.x + width + 8 && Math.abs(box.y - other.y) < height).length;
         const outside = box.y < frame.top || box.y + height > bottom ? 8 : 0;
         const cost = dense.filter((dot) => inside(box, dot)).length + 20 * overlaps + outside + penalty + Math.abs(x - (frame.left + end) / 2) / 500;
         if (best === null || cost < best.cost) best = { cost, box };
