@@ -3,7 +3,8 @@
 It writes the front picture, docs/pictures/front-light.svg and front-dark.svg, from
 `kp.ARRANGEMENTS` and the measured runs in results/, and docs/figures: unit diagrams from
 the tables, the curves of docs/diagnosis.md from diagnosis.json, the rest by the code of
-the gallery. The site shows them in other colours on dark pages.
+the gallery. The site shows them in other colours on dark pages. It also writes
+docs/explorer/choices.js, the content of the unit explorer.
 """
 
 import ast
@@ -20,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that the command finds training/
 
 import diagnosis
+import explorer_choices
 
 import keras_preact as kp
 from keras_preact.analysis import figures
@@ -171,7 +173,7 @@ def dark_name(name: str) -> str:
     """Return the file name of a picture for dark pages: `x-dark.svg` for `x.svg` and
     for `x-light.svg`.
     """
-    return re.sub(r"(-light)?\.svg$", "-dark.svg", name)
+    return re.sub(r"(-light)?\.(svg|png)$", r"-dark.\2", name)
 
 
 def committed(figure) -> str:
@@ -200,13 +202,14 @@ def on_page_markdown(markdown, page, config, files):
             return match[0]
         return f"![{alt}]({target}#only-light)![{alt}]({dark_name(target)}#only-dark)"
 
-    return re.sub(r"!\[([^\]]*)\]\(([^)\s#]+\.svg)\)", both, markdown)
+    return re.sub(r"!\[([^\]]*)\]\(([^)\s#]+\.(?:svg|png))\)", both, markdown)
 
 
 def main() -> None:
     """Write all pictures."""
     svg = style.svg(front())
     texts = {FRONT / "front-light.svg": svg, FRONT / "front-dark.svg": style.darkened(svg)}
+    texts[explorer_choices.FILE] = explorer_choices.text()
     for draw in (diagrams, diagnosis.figures, gallery):
         texts |= {FIGURES / f"{name}.svg": committed(figure) for name, figure in draw()}
     for path, text in texts.items():
