@@ -81,11 +81,6 @@ H100 = "NVIDIA H100 80GB HBM3"
 #: together.
 CLAIMS = [
     (
-        r"digits: original ([\d.]+) %, full pre-activation ([\d.]+) %",
-        (ORIGINAL, ERROR),
-        (FULL, ERROR),
-    ),
-    (
         r"accuracy ([\d.]+) % on average of 5 runs, .* in (\d+) minutes on two cores; one run on "
         r"an H100: ([\d.]+) % in (\d+) s",
         (FAST, "views flip_shift accuracy", 100, statistics.mean, "CPU"),

@@ -14,7 +14,7 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/explorer/index.html"
 CHOICE = "bn_after_addition/identity/110"
-SIZE = {"width": 1280, "height": 800}
+SIZE = {"width": 1280, "height": 845}
 #: Colours of a picture: a quarter of the bytes, without a difference to see.
 COLOURS = 96
 
