@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks
+from keras_preact import _checks, compiled
 from keras_preact.backend import keras_private
 from keras_preact.health import findings, outputs
 from keras_preact.health.activations import Activations
@@ -28,7 +28,9 @@ class TrainingHealth(keras.callbacks.Callback):
     weight and of its update. With a `sample` it also records mean and standard
     deviation of each weight layer's input. After an epoch with validation it records
     the gap. A cause of unhealthy training is reported once, with the remedy and the
-    evidence; its effects are not reported.
+    evidence; its effects are not reported. A loss or metric that takes logits where the
+    model returns probabilities, or the other way round, is reported before the first
+    update.
 
     The norms are computed inside the compiled train step, only when they are due, and
     without a copy to the host. During `fit`, `model.optimizer` is a wrapper of the
@@ -180,6 +182,8 @@ class TrainingHealth(keras.callbacks.Callback):
         self._left = 0  # unknown before all callbacks have begun: one may restore the step
         if self._activations is not None and (wrong := self._activations.wrong_input()):
             self._report("input", wrong)
+        for problem in compiled.problems(model, self.sample) or ():
+            self._report(f"{problem.of} of {problem.output}", problem.text)
         if keras.backend.backend() != "torch":  # torch compiles nothing for an optimizer
             model.make_train_function(force=True)
 

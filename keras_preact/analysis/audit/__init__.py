@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+from keras_preact import compiled
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.audit import measure
 from keras_preact.analysis.audit.causes import explained
@@ -84,6 +85,7 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
         gradients=measure.gradients(model, sample, labels),
         inference=measure.measure(at_inference, named_units(at_inference), sample),
         training=measure.measure(graph, units, sample),
+        problems=compiled.problems(model, sample),
     )
     findings = explained(CHECKS, [check.run(check, network) for check in CHECKS], network)
     return Audit(model.name, network.usual_arrangement, network.depth, len(units), findings)

@@ -171,4 +171,15 @@ CHECKS: tuple[Check, ...] = (
         "arXiv 1901.09321",
         follows_from=("final activation", "signal growth", "sample scale"),
     ),
+    Check(
+        "loss and metrics",
+        sizes.loss_and_metrics,
+        "losses and metrics that do not fit",
+        Limits((0, 0), (0, 0)),
+        "A loss for probabilities gives wrong gradients on logits, and a loss for logits gives "
+        "small ones on probabilities: the network learns little. Keras says so only in some cases.",
+        "Use a loss with from_logits=True for logits, with from_logits=False after a softmax or "
+        "sigmoid.",
+        "Keras' documentation of `from_logits`",
+    ),
 )

@@ -12,6 +12,7 @@ from functools import cached_property
 from keras_preact.analysis.additions import Addition, find_units
 from keras_preact.analysis.audit.measure import Gradients, Measures, mix_of
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
+from keras_preact.compiled import Problem
 from keras_preact.graph import Graph
 from keras_preact.layers.streams import Coefficients
 
@@ -49,6 +50,7 @@ class Network:
         units: `named_units` of the graph.
         inference, training: Measurements of a forward pass in both modes.
         gradients: Measurements of a backward pass.
+        problems: What is wrong with the loss and the metrics; None if there are none.
     """
 
     graph: Graph
@@ -56,6 +58,7 @@ class Network:
     inference: Measures
     training: Measures
     gradients: Gradients
+    problems: list[Problem] | None
 
     @cached_property
     def of_each_shape(self) -> list[list[int]]:

@@ -1,4 +1,6 @@
-"""Checks of sizes: gradients, signals, weights, the sample and the logits."""
+"""Checks of sizes: gradients, signals, weights, the sample and the logits, and whether the loss
+expects logits.
+"""
 
 import itertools
 import math
@@ -208,3 +210,19 @@ def output_scale(check: Check, network: Network) -> AuditFinding:
     name = network.graph.steps[-1].name
     detail = "The logits have a root mean square of {figure} ({limits})."
     return _judged(check, {name: network.training.output_size}, detail)
+
+
+def loss_and_metrics(check: Check, network: Network) -> AuditFinding:
+    """Compare what the loss and the metrics expect with what the model returns."""
+    problems = network.problems
+    if problems is None:
+        return check.passed("The model is not compiled.", math.nan)
+    if not problems:
+        return check.passed("They take what the model returns.")
+    is_loss = any(problem.of == "loss" for problem in problems)
+    return check.finding(
+        Status.FAIL if is_loss else Status.WARN,
+        len(problems),
+        [problem.output for problem in problems],
+        " ".join(problem.text for problem in problems),
+    )

@@ -825,7 +825,7 @@ def test_report():
     network = "chain: 3 residual units, 8 weight layers, read as"
     lines = str(result).splitlines()
     assert lines[:3] == [
-        f"{network} bn_after_addition. FAIL: 2 of 14 checks fail, 1 warns.",
+        f"{network} bn_after_addition. FAIL: 2 of {len(CHECKS)} checks fail, 1 warns.",
         "",
         "FAIL  Take unit2_norm1 and unit2_relu1 off the shortcut.",
     ]
