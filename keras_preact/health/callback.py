@@ -132,6 +132,7 @@ class TrainingHealth(keras.callbacks.Callback):
         limit = np.finfo("float32").max if stop_on_divergence is True else stop_on_divergence
         self._limit = float(limit) or None
         self._reported: set[str] = set()
+        self._from_zero: set[str] = set()  # names of the kernels that were 0 before training
         self._probe: Any = None  # the `Probe` of the fit that runs
         self._restored: dict[str, Any] | None = None
         self._start()
@@ -164,6 +165,7 @@ class TrainingHealth(keras.callbacks.Callback):
             before.remove()
         self.ranges = replaced(self._own_ranges, model.optimizer)
         self._watched = Watched(model)
+        self._from_zero |= self._watched.zero_kernels()
         self._activations = None if self.sample is None else Activations(model, self.sample)
         self._read = [] if self._activations is None else self._activations.places
         self.weights = [place.name for place in self._watched.places]
@@ -202,6 +204,7 @@ class TrainingHealth(keras.callbacks.Callback):
             "suspected": sorted(self._suspected),
             "first_loss": self._first_loss,
             "momentum": self._momentum,
+            "from_zero": sorted(self._from_zero),
         }
         if probe is None or measured == self._seen:
             return state
@@ -229,6 +232,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self._suspected = set(state["suspected"])
         self._first_loss = state["first_loss"]
         self._momentum = state.get("momentum", self._momentum)  # absent before version 0.3
+        self._from_zero = set(state.get("from_zero", ()))  # absent before version 0.4
         self._probe.step.assign(state.get("measured", self._seen))
         if "figures" in state:
             self._probe.figures.assign(np.array(state["figures"], "float32"))
@@ -301,7 +305,7 @@ class TrainingHealth(keras.callbacks.Callback):
             self._report(findings.DIVERGENCE, text)
             return
         stuck = findings.is_stuck(record, self._first_loss, self._accuracies)
-        figures = findings.measured(record, self._watched, self._read)
+        figures = findings.measured(record, self._watched, self._read, self._from_zero)
         causes = findings.causes(figures, self.ranges, rates, stuck)
         if any(cause.is_of_inference for cause in causes):
             stale = self._stale_statistics()
