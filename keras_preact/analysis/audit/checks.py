@@ -161,6 +161,18 @@ CHECKS: tuple[Check, ...] = (
         f"{PAPER}, Sec. 5: preprocessing of CIFAR images",
     ),
     Check(
+        "moving statistics",
+        sizes.moving_statistics,
+        "size of norms at inference over training",
+        Limits((0.5, 2), (0.1, 10)),
+        "At inference, batch normalisation uses moving statistics. If they do not fit the images, "
+        "training looks fine, and evaluation and every exported model are wrong.",
+        "Train for more updates, or give the batch normalisations a lower momentum, such as 0.9. "
+        "If the images have changed, train on the new ones.",
+        "arXiv 1502.03167, Sec. 3.1",
+        follows_from=("normalised input", "sample scale"),
+    ),
+    Check(
         "output scale",
         sizes.output_scale,
         "root mean square of the logits",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import keras
@@ -25,6 +26,10 @@ class Spread:
 
     mean: float
     std: float
+
+    @property
+    def size(self) -> float:
+        return math.hypot(self.mean, self.std)
 
 
 @dataclasses.dataclass

@@ -50,6 +50,7 @@ class Network:
         units: `named_units` of the graph.
         inference, training: Measurements of a forward pass in both modes.
         gradients: Measurements of a backward pass.
+        is_noise: Whether the sample is noise, in place of images of the person.
         problems: What is wrong with the loss and the metrics; None if there are none.
     """
 
@@ -58,6 +59,7 @@ class Network:
     inference: Measures
     training: Measures
     gradients: Gradients
+    is_noise: bool
     problems: list[Problem] | None
 
     @cached_property
