@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 import keras_preact as kp
 from keras_preact.analysis import figures
@@ -63,7 +64,7 @@ def test_figures_of_the_pages(hook):
     drawn = dict(hook.diagrams()) | dict(hook.diagnosis.figures())
     for name, figure in drawn.items():
         text = (ROOT / f"docs/figures/{name}.svg").read_text()
-        assert hook.BACKGROUND in text
+        assert style.BACKGROUND in text
         texts = [re.findall("<!-- (.+?) -->", svg) for svg in (text, style.svg(figure))]
         assert texts[0] == texts[1], f"{name}: run make pages"
     page = (ROOT / "docs/gallery.md").read_text()
@@ -79,6 +80,25 @@ def test_every_colour_has_a_counterpart_in_the_dark():
     assert light <= {colour.lower() for colour in style.DARK}
     text = '<path d="M 1 2" style="fill: #%s; stroke: #123456"/><use xlink:href="#abcdef0123"/>'
     assert style.darkened(text % "0072b2") == text % "4aa8e8"
+
+
+def test_ordered_colours_are_seen_on_both_pages():
+    """With the contrast of WCAG for graphics; the last of them has the largest."""
+
+    def luminance(colour):
+        values = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(values > 0.04045, ((values + 0.055) / 1.055) ** 2.4, values / 12.92)
+        return linear @ (0.2126, 0.7152, 0.0722)
+
+    for count in (2, 5, 7):
+        light = [to_hex(style.ordered(i, count)) for i in range(count)]
+        dark = style.darkened(" ".join(light)).split()
+        on_white = [1.05 / (luminance(each) + 0.05) for each in light]
+        on_dark = [(luminance(each) + 0.05) / (luminance("#1e2129") + 0.05) for each in dark]
+        for contrasts in (on_white, on_dark):
+            assert contrasts == sorted(contrasts)
+        assert min(on_dark) > 2.5
+        assert min(on_white) > 1.4
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,10 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 COMPARED = ("original", "full_preactivation")
 FRONT = ROOT / "docs/pictures"
 FIGURES = ROOT / "docs/figures"
-#: Makes a figure readable on a dark page that does not know about it, such as GitHub's.
-BACKGROUND = ' style="background: white"'
+RESULTS = ROOT / "results"
 
 
-def front(folder: Path = ROOT / "results"):
+def front(folder: Path = RESULTS):
     """Draw the front picture: the units of `kp.ARRANGEMENTS`, and the test errors of
     two of them in training.
 
@@ -132,6 +131,7 @@ def diagrams() -> Iterator[tuple[str, object]]:
     yield "arrangements_bottleneck", figures.arrangements_figure("bottleneck")
     for name in kp.ARRANGEMENTS:
         yield f"arrangement_{name}", figures.unit_diagram(name)
+    yield "network_original", figures.network_diagram("original")
     for name in kp.SHORTCUTS:
         yield f"shortcut_{name}", figures.diagrams_figure({name: figures.diagram("original", name)})
     drawn = {
@@ -176,18 +176,14 @@ def dark_name(name: str) -> str:
     return re.sub(r"(-light)?\.(svg|png)$", r"-dark.\2", name)
 
 
-def committed(figure) -> str:
-    """Return a figure as a file of `FIGURES`."""
-    return style.svg(figure).replace("<svg", f"<svg{BACKGROUND}", 1)
-
-
 def on_files(files, config):
     from mkdocs.structure.files import File
 
-    for path in sorted(FIGURES.glob("*.svg")):
-        dark = style.darkened(path.read_text().replace(BACKGROUND, ""))
-        files.append(File.generated(config, f"figures/{dark_name(path.name)}", content=dark))
-    for path in sorted((ROOT / "results").glob("*.png")):
+    for path in sorted((*FIGURES.glob("*.svg"), *RESULTS.glob("*.svg"))):
+        dark = style.darkened(path.read_text())
+        of_page = f"{path.parent.name}/{dark_name(path.name)}"
+        files.append(File.generated(config, of_page, content=dark))
+    for path in sorted(RESULTS.glob("*.svg")):  # not in the folder of the pages
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     return files
 
@@ -211,7 +207,9 @@ def main() -> None:
     texts = {FRONT / "front-light.svg": svg, FRONT / "front-dark.svg": style.darkened(svg)}
     texts[explorer_choices.FILE] = explorer_choices.text()
     for draw in (diagrams, diagnosis.figures, gallery):
-        texts |= {FIGURES / f"{name}.svg": committed(figure) for name, figure in draw()}
+        texts |= {
+            FIGURES / f"{name}.svg": style.on_white(style.svg(figure)) for name, figure in draw()
+        }
     for path, text in texts.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")

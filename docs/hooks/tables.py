@@ -276,7 +276,7 @@ def relinked(text: str, path: str, page: str) -> str:
         elif page.startswith("reference/") and target.endswith(".py"):
             module = target.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             return f"[{label}][{module}.{label.strip('`').rpartition('.')[2]}]"
-        elif not target.endswith(".png"):  # pictures of the results are at the same place
+        elif not target.endswith(".svg"):  # pictures of the results are at the same place
             return label
         return f"[{label}]({os.path.relpath(target, posixpath.dirname(page) or '.')}{anchor or ''})"
 

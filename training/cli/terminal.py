@@ -2,6 +2,9 @@
 
 import itertools
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Collection, Sequence
 
 
@@ -35,6 +38,17 @@ def printable(text: str) -> str:
         lambda found: found[0].encode("unicode_escape").decode(),
         text,
     )
+
+
+def between_words(text: str) -> str:
+    """Return a text whose long lines are broken between words, for a terminal. What a file
+    or another program gets is not changed.
+    """
+    if not sys.stdout.isatty():
+        return text
+    look = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": "  "}
+    width = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.fill(line, width, **look) for line in text.splitlines())
 
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

@@ -183,7 +183,8 @@ def _report(configs: Sequence[Config], recipe: str, folder: Path) -> None:
     rows = [names[run] | dataclasses.asdict(point) for run, point in points.items()]
     histories.write(folder / "sweep.csv", rows)
     with disk.replacing(folder / "sweep.png") as path:
-        swept.figure({"": list(points.values())}, path, f"Learning rates, recipe {recipe}")
+        drawn = swept.figure({"": list(points.values())}, f"Learning rates, recipe {recipe}")
+        drawn.savefig(path, format="png", dpi=110)
     split = "held-out" if configs[0].data.holdout else "test"
     print(f"\n{swept.table(list(points.values()))}\n")
     print(

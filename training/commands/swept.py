@@ -5,7 +5,6 @@ and a figure.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,9 +157,9 @@ def sentence(points: Sequence[Point]) -> str:
     return text
 
 
-def figure(panels: Mapping[str, Sequence[Point]], path: Path, title: str) -> None:
-    """Draw the median loss against the rate into a PNG file: a panel per title, a curve per
-    depth, and a star at its best rate. With a single rate: the loss against the depth.
+def figure(panels: Mapping[str, Sequence[Point]], title: str) -> Any:
+    """Draw the median loss against the rate: a panel per title, a curve per depth, and a
+    star at its best rate. With a single rate: the loss against the depth.
 
     Curves end where the training diverges.
 
@@ -195,7 +194,7 @@ def figure(panels: Mapping[str, Sequence[Point]], path: Path, title: str) -> Non
     if len(rates) > 1:
         samples = {f"{depth:,} layers": style.sample(look) for depth, look in looks.items()}
         style.legend(drawn, samples)
-    drawn.savefig(path, format="png", dpi=110)
+    return drawn
 
 
 def _losses(points: Sequence[Point]) -> list[float]:

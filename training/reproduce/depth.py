@@ -210,9 +210,9 @@ _PANELS = {
 }
 
 
-def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the profiles along l/L into a PNG file: activations above, gradients below, one
-    column per network, darker for deeper networks.
+def figure(records: Sequence[Mapping[str, Any]]) -> Any:
+    """Draw the profiles along l/L: activations above, gradients below, one column per
+    network, darker for deeper networks.
 
     The axes fit the networks with shortcuts. A mark at the edge is where a curve of a plain
     network leaves them.
@@ -250,7 +250,7 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         row[0].set_ylabel(title, fontsize=style.LABEL)
     samples = {f"{count:,} layers": style.sample(look) for count, look in looks.items()}
     style.legend(drawn, samples)
-    drawn.savefig(path, format="png", dpi=110)
+    return drawn
 
 
 def _limits(records: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float]:

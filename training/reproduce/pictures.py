@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -238,7 +238,7 @@ def _short(label: str, panel: str) -> str:
     return label.removeprefix(panel.rpartition(": ")[2]).strip(" ,")
 
 
-def curves(figure: Figure, labels: Mapping[str, str], groups: Groups, path: Path) -> None:
+def curves(figure: Figure, labels: Mapping[str, str], groups: Groups) -> Any:
     """Draw training curves: test errors above training losses, medians with the range of
     the runs, on the same axes in all panels. If runs of a trial were on different devices,
     or of different lengths, the largest group is drawn.
@@ -247,7 +247,9 @@ def curves(figure: Figure, labels: Mapping[str, str], groups: Groups, path: Path
         figure: A figure with at least one measured panel.
         labels: Name of a trial to its name in the table.
         groups: Name of a trial to its runs.
-        path: Path of the PNG file.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
 
     Raises:
         ImportError: without matplotlib.
@@ -299,7 +301,7 @@ def curves(figure: Figure, labels: Mapping[str, str], groups: Groups, path: Path
     picture.draw_without_rendering()  # names are placed beside axes that have their place
     for axes, each in ends:
         style.name_ends(axes, each)
-    picture.savefig(path, format="png", dpi=110)
+    return picture
 
 
 def _limits(trials: Sequence[Sequence[Record]], curve: str) -> tuple[float, float]:
@@ -341,9 +343,9 @@ def _panel(axes, runs: Mapping[str, Sequence[Record]], curve: str) -> list[tuple
     return ends
 
 
-def strip(title: str, records: Sequence[Record], path: Path) -> None:
+def strip(title: str, records: Sequence[Record]) -> Any:
     """Draw the final test errors of runs as dots, a line for each device and each number of
-    views of an image, with a tick at the median.
+    views of an image, with a tick at the median. Return the `matplotlib.figure.Figure`.
 
     Raises:
         ImportError: without matplotlib.
@@ -365,4 +367,4 @@ def strip(title: str, records: Sequence[Record], path: Path) -> None:
     axes.set_yticks(range(len(lines)), list(lines))
     axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.grid(False, axis="y")
-    picture.savefig(path, format="png", dpi=110)
+    return picture

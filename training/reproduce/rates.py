@@ -256,8 +256,8 @@ def about(records: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the losses into a PNG file: a panel per network, a curve per depth.
+def figure(records: Sequence[Mapping[str, Any]]) -> Any:
+    """Draw the losses: a panel per network, a curve per depth.
 
     Raises:
         ImportError: without matplotlib.
@@ -265,4 +265,4 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     panels: dict[str, list[Point]] = {}
     for record in records:
         panels.setdefault(NETWORKS[record["network"]].label, []).extend(_points(record))
-    swept.figure(panels, path, "Training loss by learning rate and depth (star: the best rate)")
+    return swept.figure(panels, "Training loss by learning rate and depth (star: the best rate)")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras_preact as kp
+from keras_preact.analysis.figures import style
 
 from .. import disk
 from ..cli.terminal import duration, markdown
@@ -82,24 +83,23 @@ def report(output: Path = RESULTS) -> None:
         drawings = _drawings(groups, others)
         text = "\n\n".join(_page(groups, others, drawings))
         for name, drawing in drawings.items():
-            with disk.replacing(output / f"{name}.png") as temporary:
-                drawing.draw(*drawing.arguments, temporary)
+            drawn = style.on_white(style.svg(drawing.draw(*drawing.arguments)))
+            with disk.replacing(output / f"{name}.svg") as temporary:
+                temporary.write_text(drawn, encoding="utf-8")
     with disk.replacing(output / "README.md") as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
     written = ", ".join(
-        str(output / name) for name in ("README.md", *map("{}.png".format, drawings))
+        str(output / name) for name in ("README.md", *map("{}.svg".format, drawings))
     )
     print(f"{len(records)} runs of {len(groups)} trials. Written: {written}")
 
 
 class Drawing(NamedTuple):
-    """A picture, the name of the table that it belongs to, and how it is drawn into a file
-    that comes after the arguments.
-    """
+    """A picture, the name of the table that it belongs to, and the function that draws it."""
 
     title: str
     table: str
-    draw: Callable[..., None]
+    draw: Callable[..., Any]
     arguments: tuple
 
 
@@ -127,7 +127,11 @@ def _page(
     """Return the paragraphs of the page."""
 
     def shown(table: str) -> list[str]:
-        return [f"![{of.title}]({name}.png)" for name, of in drawings.items() if of.table == table]
+        found = []
+        for name in (name for name, of in drawings.items() if of.table == table):
+            title, picture = drawings[name].title, f"![{drawings[name].title}]({name}.svg)"
+            found.append(_folded(f"Curves: {title}", picture) if name in FIGURES else picture)
+        return found
 
     sections: dict[str, list[str]] = {}
     for part in PAPER:
@@ -147,14 +151,21 @@ def _page(
             missing.append(f"- {table.title}: `{_command(name)}`")
     for name, (title, of) in OTHERS.items():
         if found := others[name]:
-            sections[title] = [of.about(found), of.table(found), *shown(name)]
+            numbers = _folded("The numbers", of.table(found))
+            sections[title] = [of.about(found), *shown(name), numbers]
     sections["How to read the tables"] = [READING]
     if missing:
         sections["Not measured yet"] = ["\n".join(missing)]
-    links = [f"- {_link(title)}" for title in sections if title not in {of.title for of in PAPER}]
+    links = [_link(title) for title in sections if title not in {of.title for of in PAPER}]
     parts = ["# The paper, row by row", INTRODUCTION, _contents(groups)]
-    parts += ["Our own experiments, and notes:", "\n".join(links)]
+    parts += [f"Our own experiments, and notes: {'; '.join(links)}."]
     return parts + [each for title, of in sections.items() for each in (f"## {title}", *of)]
+
+
+def _folded(summary: str, *paragraphs: str) -> str:
+    """Return paragraphs that a reader unfolds, on GitHub and on the site."""
+    start = f'<details markdown="1"><summary>{summary}</summary>'
+    return "\n\n".join([start, *paragraphs, "</details>"])
 
 
 def _link(title: str) -> str:
@@ -202,16 +213,20 @@ def _contents(groups: Groups) -> str:
 
 def _paper(part: Part, groups: Groups) -> list[str]:
     """Return the published rows, each with what was measured beside it, and how each column
-    was measured.
+    was measured. A column without runs is only named.
     """
     results = part.results()
     shown = [name for name in ("network", "row") if len({getattr(of, name) for of in results}) > 1]
-    table = [["row", "published", *part.columns]]
+    headings = [
+        heading
+        for heading in part.columns
+        if any(lines_of(row, groups) for of in results for row in part.beside(of, heading))
+    ]
+    table = [["row", "published", *headings]]
     for result in results:
         names = ["CIFAR-100"] * (result.dataset == "cifar100")
         label = pictures.words(", ".join(names + [getattr(result, name) for name in shown]))
-        cells = [_cell(part.beside(result, heading), groups) for heading in part.columns]
-        cells = cells if any(part.columns.values()) else ["not measured"]
+        cells = [_cell(part.beside(result, heading), groups) for heading in headings]
         remark = f"<br>({result.remark})" if result.remark else ""
         table.append([label + remark, _published(result), *cells])
     notes = []
@@ -221,7 +236,8 @@ def _paper(part: Part, groups: Groups) -> list[str]:
             made = f"Runs: {_made_on(records)}." if records else "Not measured yet."
             text = [f"- {heading}: `{_command(name)}`.", TABLES[name].about, made]
             notes.append(" ".join(filter(None, [*text, order(TABLES[name], groups)])))
-    return [part.about, markdown(table), *filter(None, ["\n".join(notes)])]
+    folded = [_folded("How it was measured", "\n".join(notes))] if notes else []
+    return [part.about if headings else f"{part.about} Not measured yet.", markdown(table), *folded]
 
 
 def _cell(rows: Sequence[Row], groups: Groups) -> str:
@@ -230,10 +246,10 @@ def _cell(rows: Sequence[Row], groups: Groups) -> str:
     for line in [each for row in rows for each in lines_of(row, groups)]:
         device = short_device(line.setting.device)
         lines.append(_final(line.records, "test_error", ".2f"))
-        lines.append(f"n = {len(line.records)}, {device}, {_times(line.records)}")
+        runs = f"n = {len(line.records)}, {device}, {_times(line.records)}"
         verdict = against(line, groups)
         mark = "*" if verdict == UNCLEAR else "**"
-        lines += [] if verdict == NOTHING else [f"{mark}{verdict}{mark}"]
+        lines.append(runs if verdict == NOTHING else f"{runs}: {mark}{verdict}{mark}")
     return "<br>".join(lines) or ("not measured" if rows else NOTHING)
 
 

@@ -19,6 +19,7 @@ import keras_preact as kp
 
 from .. import backends
 from .. import data as datasets
+from ..cli.terminal import between_words
 from ..config import Config, from_json
 from ..data.crops import pad
 from ..data.resident import Cut
@@ -123,7 +124,7 @@ class Run:
     def say(self, message: str) -> None:
         """Print a message, in the process that writes."""
         if self.is_chief:
-            print(message, flush=True)
+            print(between_words(message), flush=True)
 
     # --- Images
 

@@ -115,9 +115,8 @@ def identity_path(check: Check, network: Network) -> AuditFinding:
         details.append(f"In {len(broken)} of {every}, the identity path has {found}.")
         if path := [network.graph.steps[i].name for i in network.on_path(units[broken[0]])]:
             details.append(f"In {broken[0]}: {listed(path, 3)}.")
-            others = f", and likewise the layers on the shortcuts of {listed(broken[1:], 3)}"
-            take = f"Take {listed(path, 3)} off the shortcut{others * bool(broken[1:])}."
-            advices = designed or [take]
+            others = f" Do the same in {listed(broken[1:], 3)}." if broken[1:] else ""
+            advices = designed or [f"Remove {listed(path, 3)} from the shortcut.{others}"]
     elif len(mixes) < len(units) or not units:
         unchanged = len(units) - len(mixes)
         details.append(f"The identity path leaves its input unchanged in {unchanged} of {every}.")

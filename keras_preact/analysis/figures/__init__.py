@@ -9,6 +9,7 @@ from keras_preact.analysis.figures.diagrams import (
     arrangements_figure,
     diagram,
     diagrams_figure,
+    network_diagram,
     shortcuts_figure,
     unit_diagram,
 )

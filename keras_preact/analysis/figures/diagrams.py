@@ -1,5 +1,5 @@
-"""Draw diagrams of residual units from the tables: Fig. 1, 2 and 4 of the paper, and
-any row that is added to the tables.
+"""Draw diagrams of residual units and networks from the tables: Fig. 1, 2 and 4 of the
+paper, and any row that is added to the tables.
 """
 
 import dataclasses
@@ -67,6 +67,7 @@ class Diagram:
         branch, shortcut, gate, after_addition: Boxes of F, of h, of the gate and of f.
             A gate acts on the last boxes of the paths that it scales.
         connected: Whether there is a shortcut.
+        ends: Texts at the top and at the bottom.
     """
 
     branch: tuple[Box, ...]
@@ -74,6 +75,7 @@ class Diagram:
     gate: tuple[Box, ...]
     after_addition: tuple[Box, ...]
     connected: bool
+    ends: tuple[str, str] = ("$x_l$", "$x_{l+1}$")
 
 
 #: Texts on the shortcut, at the end of the branch and in the gate.
@@ -143,12 +145,7 @@ def diagram(
     words = {"norm": normalization, "activation": weights.activation or activation}
 
     def components(names: Sequence[str]) -> list[Box]:
-        texts = {name: words.get(name, name) for name in names}
-        return [
-            Box(SHORT.get(texts[name], texts[name]), COLOURS[name])
-            for name in names
-            if texts[name] != "none"
-        ]
+        return _components(names, words)
 
     branch = components(row.first)
     for i, kind in enumerate(weights.kinds, 1):
@@ -164,6 +161,18 @@ def diagram(
         after_addition=tuple(components(row.after_addition)),
         connected=h.reads_input,
     )
+
+
+def _components(names: Sequence[str], words: Mapping[str, str]) -> list[Box]:
+    """Return the boxes of components; `words` has the names of the normalisation and of
+    the activation.
+    """
+    texts = {name: words.get(name, name) for name in names}
+    return [
+        Box(SHORT.get(texts[name], texts[name]), COLOURS[name])
+        for name in names
+        if texts[name] != "none"
+    ]
 
 
 def unit_diagram(
@@ -192,6 +201,47 @@ def unit_diagram(
     parts = diagram(arrangement, shortcut, block)
     name = arrangements.serialize(arrangements.get(arrangement))
     return diagrams_figure({name if isinstance(name, str) else "unit": parts})
+
+
+def network_diagram(
+    arrangement: str | arrangements.Arrangement, block: str | blocks.Block = "basic"
+) -> Any:
+    """Draw the parts of a network from left to right: its stem, its first unit, the other
+    units and its head.
+
+    Args:
+        arrangement: Name or instance, as `kp.ResidualUnit` takes it.
+        block: Name or instance of a block of convolutions.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Example:
+
+    >>> from keras_preact.analysis import figures
+    >>> figure = figures.network_diagram("full_preactivation")
+    >>> [text.get_text() for text in figure.axes[-1].texts if text.get_text() == "pooling"]
+    ['pooling']
+
+    Source: the appendix of arXiv 1603.05027.
+    """
+    row = arrangements.get(arrangement)
+    words = {"norm": "batch", "activation": "relu"}
+    stem = [Box("conv1", WEIGHT_COLOUR), *_components(row.stem, words)]
+    head = [*_components(row.head, words), Box("pooling"), Box("classifier", WEIGHT_COLOUR)]
+
+    def chain(boxes: Sequence[Box], above: str, below: str) -> Diagram:
+        return Diagram((), (), (), tuple(boxes), connected=False, ends=(above, below))
+
+    first = dataclasses.replace(diagram(row.of_first_unit(), block=block), ends=("$x_0$", "$x_1$"))
+    return diagrams_figure(
+        {
+            "stem": chain(stem, "image", "$x_0$"),
+            "first unit": first,
+            "other units": diagram(row, block=block),
+            "head": chain(head, "$x_L$", "logits"),
+        }
+    )
 
 
 def diagrams_figure(diagrams: Mapping[str, Diagram], below: str = "") -> Any:
@@ -304,6 +354,8 @@ def in_words(name: str) -> str:
 
 def _right(parts: Diagram) -> float:
     """Return the horizontal position of the branch; the shortcut is at 0."""
+    if not (parts.branch or parts.connected):
+        return 0.0
     return 2 * APART if parts.gate else APART if parts.shortcut else NEAR
 
 
@@ -317,14 +369,19 @@ def _paths(parts: Diagram) -> int:
 
 
 def _height(parts: Diagram) -> float:
-    return STEP * (_paths(parts) + 1 + len(parts.after_addition)) + 1.5
+    return -_addition(parts) + STEP * len(parts.after_addition) + 1.5
+
+
+def _addition(parts: Diagram) -> float:
+    """Return the vertical position of the addition, or of the end of the branch."""
+    return -STEP * (_paths(parts) + (1 if _right(parts) else 0))
 
 
 def _draw(axes, parts: Diagram) -> None:
     """Draw the parts from y = 0 downwards."""
     left, right = 0.0, _right(parts)
     end = -STEP * _paths(parts)
-    addition, fork = end - STEP, -0.35
+    addition, fork = _addition(parts), -0.35
     centred = {"ha": "center", "color": style.INK}
 
     def line(*points, width=1.4):
@@ -337,7 +394,8 @@ def _draw(axes, parts: Diagram) -> None:
         look |= {"shrinkA": 0, "shrinkB": 0}
         axes.annotate("", end, xytext=start, arrowprops=look, zorder=1)
 
-    axes.text(left, 0.0, "$x_l$", va="bottom", fontsize=style.LABEL, **centred)
+    above, below = parts.ends
+    axes.text(left, 0.0, above, va="bottom", fontsize=style.LABEL, **centred)
     if parts.connected:
         line((left, 0.0), (left, addition + 0.5), width=2.8)
         line((left, fork), (right, fork), (right, addition), (left + 0.5, addition))
@@ -366,7 +424,7 @@ def _draw(axes, parts: Diagram) -> None:
         y -= STEP
         _box(axes, box, left, y)
     arrow((left, y - 0.25), (left, y - 0.8))
-    axes.text(left, y - 0.85, "$x_{l+1}$", va="top", fontsize=style.LABEL, **centred)
+    axes.text(left, y - 0.85, below, va="top", fontsize=style.LABEL, **centred)
 
 
 def _box(axes, box: Box, x: float, y: float) -> None:

@@ -39,6 +39,9 @@ _BLUE, _ORANGE, _GREEN, _PINK, _AMBER, _SKY, _BLACK = HUES
 #: Styles of lines: the next one is used after the last colour.
 DASHES = ("-", "--", ":", "-.")
 
+#: Ends of the scale of ordered colours that have enough contrast: on white and on dark pages.
+_PALEST, _DIMMEST = 0.85, 0.4
+
 INK = "#1C1C1C"
 GREY = "#5E5E5E"
 LINE = "#B8B8B8"
@@ -50,6 +53,9 @@ BLUE, ORANGE, GREEN, PINK, PALE = "#D7E8F5", "#FBE2D0", "#D5EFE4", "#F6E3EF", "#
 DARK = {colour: hue.dark for hue in HUES for colour in (hue.line, hue.text)}
 DARK |= {GREY: "#A9ACB2", LINE: "#62666E", GRID: "#3A3E46", EDGE: "#8E939B"}
 DARK |= {BLUE: "#1F405C", ORANGE: "#5C3517", GREEN: "#17493A", PINK: "#512B47", PALE: "#363A42"}
+
+#: The attribute of an SVG picture that has its own background.
+BACKGROUND = ' style="background: white"'
 
 #: The colour of each arrangement and each shortcut, in every figure that compares them. A network
 #: with identity shortcuts has the colour of its arrangement: see `hue`.
@@ -108,13 +114,23 @@ def svg(figure) -> str:
     return buffer.getvalue().decode()
 
 
+def on_white(svg: str) -> str:
+    """Return the text of an SVG file with a white background, for a page that may be dark
+    and does not know about it, such as GitHub's.
+    """
+    return svg.replace("<svg", f"<svg{BACKGROUND}", 1)
+
+
 def darkened(svg: str) -> str:
-    """Return the text of an SVG file with the colours of a dark page: see `DARK`.
+    """Return the text of an SVG file with the colours of a dark page, see `DARK`, and
+    without a background.
 
     Source of the contrasts: WCAG 2.2, success criteria 1.4.3 and 1.4.11.
     """
-    counterparts = {light.lower(): dark.lower() for light, dark in DARK.items()}
-    return re.sub(r"#[0-9a-f]{6}\b", lambda colour: counterparts.get(colour[0], colour[0]), svg)
+    text = svg.replace(BACKGROUND, "", 1)
+    counterparts = _ordered_in_the_dark()
+    counterparts |= {light.lower(): dark.lower() for light, dark in DARK.items()}
+    return re.sub(r"#[0-9a-f]{6}\b", lambda colour: counterparts.get(colour[0], colour[0]), text)
 
 
 def styled(axes, title: str = "", x: str = "", y: str = "") -> Any:
@@ -176,10 +192,25 @@ def hue(arrangement: str, shortcut: str = "identity") -> Hue:
 
 
 def ordered(i: int, count: int) -> Any:
-    """Return colour number i of an ordered scale, such as depths; the last is the darkest."""
+    """Return colour number i of an ordered scale, such as depths. The last is the darkest on
+    a white page, the brightest on a dark one.
+    """
     import matplotlib
 
-    return matplotlib.colormaps["viridis_r"](0.15 + 0.85 * i / max(1, count - 1))
+    return matplotlib.colormaps["viridis"](_PALEST * (1 - i / max(1, count - 1)))
+
+
+def _ordered_in_the_dark() -> dict[str, str]:
+    """Return the counterparts of the colours of `ordered`."""
+    import matplotlib
+    from matplotlib.colors import to_hex
+
+    scale = matplotlib.colormaps["viridis"]
+    counterparts = {}
+    for i in range(scale.N):
+        share = max(0.0, 1 - i / (scale.N - 1) / _PALEST)
+        counterparts[to_hex(scale(i))] = to_hex(scale(_DIMMEST + (1 - _DIMMEST) * share))
+    return counterparts
 
 
 def clipped(axes, x, y, **look) -> None:

@@ -472,7 +472,7 @@ MIXED = {
         {"shortcut": "decayed_identity"},
         {PATH: "FAIL"},
         "a scaling by 0.6 to 0.9.",
-        "Take layer2_mlp/multiply",
+        "Remove layer2_mlp/multiply",
     ),
     "layer scale": ({"shortcut": "layer scale"}, {}, "unchanged in 4 of 4", ""),
     "orthogonal": ({"shortcut": "orthogonal", "arrangement": "peri_norm"}, {}, "unchanged", ""),
@@ -492,7 +492,7 @@ MIXED = {
         {"shortcut": "exclusive_gating", "arrangement": "post_norm"},
         POST_NORM | {PATH: "FAIL"},
         "the identity path has a gate",
-        "Take layer",
+        "Remove layer",
     ),
 }
 
@@ -871,7 +871,7 @@ def test_report():
     assert lines[:3] == [
         f"{network} bn_after_addition. FAIL: 2 of {len(CHECKS)} checks fail, 1 warns.",
         "",
-        "FAIL  Take unit2_norm1 and unit2_relu1 off the shortcut.",
+        "FAIL  Remove unit2_norm1 and unit2_relu1 from the shortcut.",
     ]
     assert lines[3].startswith(f"      Found ({PATH}): In 1 of 3 units, the identity path has a")
     assert lines[-1] == f"      It may also explain: {AFTER}, {ORDER}."

@@ -282,7 +282,7 @@ def test_class_maps():
 
 
 #: What the reference's symbols are called in a diagram.
-WORDS = {"N": "BN", "A": "ReLU"}
+WORDS = {"N": "BN", "A": "ReLU", "+": "+"}
 
 #: Shortcut to the boxes on it, after F and in the gate: Fig. 2, Table 1 and later ones.
 BOXES = {
@@ -322,8 +322,42 @@ def test_boxes_are_those_of_the_paper_in_order(arrangement, block):
         assert parts.connected == (shortcut != "none")
 
 
+@pytest.mark.parametrize(
+    ("arrangement", "stem", "first", "units", "head"),
+    [
+        ("original", "N A", "W1 N A W2 N + A", "W1 N A W2 N + A", ""),
+        ("full_preactivation", "N A", "W1 N A W2 +", "N A W1 N A W2 +", "N A"),
+        ("relu_only_preactivation", "N A", "W1 N A W2 N +", "A W1 N A W2 N +", "A"),
+        (kp.arrangements.RAW_ENDS, "", "N A W1 N A W2 +", "N A W1 N A W2 +", ""),
+    ],
+)
+def test_network_diagram(arrangement, stem, first, units, head):
+    """The appendix: the stem activates for both paths of the first unit, and one BN-ReLU is
+    before the pooling.
+    """
+    figure = figures.network_diagram(arrangement)
+    want = {
+        "stem": ["image", "conv1", *symbols_to_words(stem, "basic"), "$x_0$"],
+        "first unit": ["$x_0$", *symbols_to_words(first, "basic"), "$x_1$"],
+        "other units": ["$x_l$", *symbols_to_words(units, "basic"), "$x_{l+1}$"],
+        "head": ["$x_L$", *symbols_to_words(head, "basic"), "pooling", "classifier", "logits"],
+    }
+    found = {}
+    for axes in figure.axes:
+        down = sorted(axes.texts, key=lambda text: -text.get_position()[1])
+        found[axes.get_title()] = [shown for text in down if (shown := text.get_text())]
+        is_straight = not any(np.ptp(line.get_xdata()) for line in axes.lines)
+        assert is_straight == (axes.get_title() in ("stem", "head"))
+    assert found == want
+    layout.check(figure)
+
+
 def test_no_two_boxes_overlap():
-    for figure in (figures.shortcuts_figure(), figures.arrangements_figure("bottleneck")):
+    for figure in (
+        figures.shortcuts_figure(),
+        figures.arrangements_figure("bottleneck"),
+        figures.network_diagram("full_preactivation"),
+    ):
         layout.check(figure)
         for axes in figure.axes:
             for one, other in itertools.combinations(axes.patches, 2):

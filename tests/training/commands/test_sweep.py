@@ -212,19 +212,14 @@ def test_medians_and_best_rates():
 
 
 @pytest.mark.parametrize("grid", [(0.0125 * 2**i for i in range(8)), [0.1]])
-def test_figure(grid, tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+def test_figure(grid):
     grid = list(grid)
     points = [
         Point(depth, rate, 0, None if depth * rate > 300 else depth / 100 + (rate - 0.1) ** 2)
         for depth in (20, 56, 110, 506)
         for rate in grid
     ]
-    swept.figure({"x + F": points, "scaled": points}, tmp_path / "a.png", "Title")
-    [figure] = drawn
+    figure = swept.figure({"x + F": points, "scaled": points}, "Title")
     layout.check(figure)
     one = figure.axes[0]
     if len(grid) == 1:  # the loss by depth

@@ -8,6 +8,7 @@ import os
 import numpy as np
 
 import keras_preact as kp
+from tests import layout
 from tests.training.calls import error_of, words
 from training import cli
 from training.reproduce import depth, profiles
@@ -82,7 +83,7 @@ def test_depths_are_measured_once_written_and_shown(tmp_path, capsys, monkeypatc
     row = depth.table(records).splitlines()[-1]
     assert f"{records[3]['growth']:.3g}" in row
     assert f"{records[3]['gradient_ratio']:.3g}" in row
-    depth.figure(records, tmp_path / "depth.png")
+    layout.check(depth.figure(records))
 
 
 def test_mistakes(tmp_path, capsys):

@@ -87,8 +87,8 @@ def test_runs_are_trained_once_written_and_shown(run_rates, several_runs, tmp_pa
     report.report(tmp_path / "results")
     page = (tmp_path / "results/README.md").read_text()
     assert "## Learning rates by depth" in page
-    assert "![Learning rates by depth](rates.png)" in page
-    assert (tmp_path / "results/rates.png").is_file()
+    assert "![Learning rates by depth](rates.svg)" in page
+    assert (tmp_path / "results/rates.svg").is_file()
 
 
 def test_a_file_with_other_runs_is_an_error(run_rates, several_runs, tmp_path, capsys):
@@ -145,19 +145,15 @@ def test_mistakes(options, message, run_rates, capsys):
     assert message in error_of(capsys, run_rates, options)
 
 
-def test_figure_of_the_whole_grid(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+def test_figure_of_the_whole_grid():
     records = [
         {"network": network, "layers": layers, "runs": [run(rate, layers) for rate in rates.RATES]}
         for network in rates.NETWORKS
         for layers in rates.LAYERS
     ]
-    rates.figure(records, tmp_path / "rates.png")
-    layout.check(drawn[0])
-    assert len(drawn[0].axes) == len(rates.NETWORKS)
+    figure = rates.figure(records)
+    layout.check(figure)
+    assert len(figure.axes) == len(rates.NETWORKS)
 
 
 def run(rate, layers):
