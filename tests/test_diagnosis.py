@@ -39,7 +39,9 @@ OLD = "The moving statistics of the batch normalisation are out of date"
 
 def test_moving_statistics(hook, digits):
     """The runs differ only at inference."""
-    broken, repaired = hook.stale(*digits, epochs=6)["runs"].values()
+    found = hook.stale(*digits, epochs=6)
+    broken, repaired = found["runs"].values()
+    assert found["audit"]["moving statistics"].status == Status.FAIL
     assert starts(broken) == [OLD]
     assert repaired.messages == []
     assert broken.history["accuracy"] == pytest.approx(repaired.history["accuracy"], abs=0.02)
@@ -100,7 +102,7 @@ def test_branches_without_normalisation(hook, digits):
             labels,
             interval=1,
             epochs=2,
-        )
+        )[0]
         for kind in ("none", "batch")
     )
     assert starts(broken)[0] == TOO_HIGH

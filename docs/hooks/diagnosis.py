@@ -111,7 +111,9 @@ class Run:
     at_inference: float
 
 
-def run(build: Callable[[], keras.Model], images, labels, interval=5, **options) -> Run:
+def run(
+    build: Callable[[], keras.Model], images, labels, interval=5, **options
+) -> tuple[Run, keras.Model]:
     """Build a network with `SEED` and train it, watched by `kp.TrainingHealth`."""
     keras.utils.set_random_seed(SEED)
     messages: list[str] = []
@@ -124,7 +126,7 @@ def run(build: Callable[[], keras.Model], images, labels, interval=5, **options)
     accuracy = model.evaluate(images[:1437], labels[:1437], verbose=0)[1]
     columns = {name: [round(float(x), 4) for x in history[name]] for name in COLUMNS}
     log = re.sub(r"\d+/\d+ - .*?step - ", "", out.getvalue()).strip()
-    return Run(log, messages, columns, round(float(accuracy), 4))
+    return Run(log, messages, columns, round(float(accuracy), 4)), model
 
 
 def audited(model, images, labels) -> kp.analysis.Audit:
@@ -140,9 +142,9 @@ def flat(pixels, labels, depth=110, epochs=4) -> dict:
     images = normalized(pixels)
     scaled = functools.partial(resnet, depth, shortcut="constant_scaling")
     runs = {
-        "x0.5 on the shortcuts": run(scaled, images, labels, epochs=epochs),
-        "x0.5, learning rate 0.005": run(scaled, images, labels, rate=0.005, epochs=epochs),
-        "identity shortcuts": run(lambda: resnet(depth), images, labels, epochs=epochs),
+        "x0.5 on the shortcuts": run(scaled, images, labels, epochs=epochs)[0],
+        "x0.5, learning rate 0.005": run(scaled, images, labels, rate=0.005, epochs=epochs)[0],
+        "identity shortcuts": run(lambda: resnet(depth), images, labels, epochs=epochs)[0],
     }
     return {"runs": runs, "audit": audited(scaled(), images, labels)}
 
@@ -150,13 +152,14 @@ def flat(pixels, labels, depth=110, epochs=4) -> dict:
 def stale(pixels, labels, epochs=8) -> dict:
     """Moving statistics that are slower than the training."""
     images = normalized(pixels)
-    runs = {
-        f"momentum {momentum}": run(
-            functools.partial(network, 8, momentum=momentum), images, labels, epochs=epochs
-        )
+    slow, fast = (
+        run(functools.partial(network, 8, momentum=momentum), images, labels, epochs=epochs)
         for momentum in (0.999, 0.9)
+    )
+    return {
+        "runs": {"momentum 0.999": slow[0], "momentum 0.9": fast[0]},
+        "audit": audited(slow[1], images, labels),
     }
-    return {"runs": runs}
 
 
 def nan(pixels, labels, depth=110, epochs=4) -> dict:
@@ -168,7 +171,7 @@ def nan(pixels, labels, depth=110, epochs=4) -> dict:
         "no normalisation, `kp.models.FIXUP`": functools.partial(resnet, depth, **kp.models.FIXUP),
     }
     runs = {
-        name: run(build, images, labels, interval=1, epochs=epochs)
+        name: run(build, images, labels, interval=1, epochs=epochs)[0]
         for name, build in builds.items()
     }
     [(_, broken), *_] = builds.items()
@@ -209,7 +212,7 @@ def depth(pixels, labels, depths=(8, 56), epochs=8) -> dict:
             labels,
             rate=rate,
             epochs=epochs,
-        )
+        )[0]
         for shortcut in ("BN-ReLU(x)", "x")
         for layers in depths
     }
