@@ -146,7 +146,10 @@ def activation_of(operation: Any) -> str:
         return kind  # an operation, such as keras.ops.sigmoid(x)
     function = getattr(operation, "activation", None)
     for name in ("softmax", "sigmoid", "linear"):
-        if function is getattr(keras.activations, name):
+        if function is not None and function in (
+            getattr(keras.activations, name),
+            getattr(keras.ops, name, None),
+        ):
             return name
     return "linear" if isinstance(operation, keras.layers.Dense) and function is None else "other"
 
@@ -157,10 +160,20 @@ def is_binary(loss: Any) -> bool:
     return loss is not None and _name_of(loss).startswith("binary")
 
 
-def only_loss(loss: Any) -> Any:
-    """Return the loss of `compile`, if it is the only one."""
+def only_loss(loss: Any, count: int | None = None) -> Any:
+    """Return the loss of `compile`, if it is the only one.
+
+    Args:
+        loss: What `compile` got.
+        count: Number of outputs, which decides what `"crossentropy"` means.
+    """
     leaves = keras.tree.flatten(loss)
-    return keras.losses.get(leaves[0]) if len(leaves) == 1 else None
+    if len(leaves) != 1:
+        return None
+    if str(leaves[0]).lower() in ("crossentropy", "ce"):
+        losses = keras.losses
+        return losses.binary_crossentropy if count == 1 else losses.categorical_crossentropy
+    return keras.losses.get(leaves[0])
 
 
 def is_sparse(loss: Any) -> bool:

@@ -28,6 +28,9 @@ _ACTIVATIONS = frozenset(
     name.replace("_", "") for name in [*dir(keras.activations), "prelu"] if name[0] != "_"
 ) - {"linear", "get", "serialize", "deserialize"}
 
+#: Class names of layers and operations that return the values of their first input.
+_KEEPING = ("Cast", "ExpandDims", "Flatten", "Identity", "Reshape", "Squeeze")
+
 #: Layers of this package that stay one step, like the poolings of Keras.
 _WHOLE = (SqueezeExcitation, BinomialPooling2D, MeanOfStreams)
 
@@ -382,6 +385,14 @@ class Graph:
         """Dictionary from each tensor to the step that returns it; inputs have none."""
         return {tensor: i for i, step in enumerate(self.steps) for tensor in step.outputs}
 
+    def origin(self, tensor: int) -> int:
+        """Return the tensor that a tensor has its values from: the one before casts,
+        reshapes, identities and linear activations.
+        """
+        while (i := self.producers.get(tensor)) is not None and _keeps_values(self.steps[i]):
+            tensor = self.steps[i].inputs[0]
+        return tensor
+
     @functools.cached_property
     def consumers(self) -> dict[int, list[int]]:
         """Dictionary from each tensor to the steps that read it."""
@@ -454,6 +465,10 @@ class Graph:
             self.weights_of(steps),
             len(steps),
         )
+
+
+def _keeps_values(step: Step) -> bool:
+    return step.kind in _KEEPING or (step.kind == "Activation" and not step.roles)
 
 
 def has_own_kernel(layer) -> bool:

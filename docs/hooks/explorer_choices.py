@@ -15,7 +15,7 @@ from keras_preact.analysis import figures
 from keras_preact.analysis.figures import diagrams, style
 from training.config import Model
 from training.ranks import spread
-from training.reproduce import results
+from training.reproduce import pictures, results
 from training.reproduce.report import FAIL
 from training.reproduce.rows import TABLES
 
@@ -200,10 +200,6 @@ def errors() -> Mapping[str, list[Line]]:
         arguments = kp.model_entry(model.name).arguments
         if {"block", "kernel_initializer"} & (arguments.keys() | model.overrides().keys()):
             continue
-        choice = (
-            model.arrangement or arguments["arrangement"],
-            model.shortcut or "identity",
-        )
         words = [TRAINED[row.trial.recipe], *_options(model)]
         if row.trial.dataset == "cifar100":
             words[0] = "CIFAR-100"
@@ -216,7 +212,7 @@ def errors() -> Mapping[str, list[Line]]:
             spread([run.error for run in runs], ".2f") if runs else "",
             len(runs),
         )
-        lines = found["/".join(choice)]
+        lines = found["/".join(pictures.unit(model))]
         before = lines.get(line[:2])
         # trials of two tables can be the same network
         if (line.published or runs) and (before is None or line.runs > before.runs):

@@ -88,7 +88,7 @@ def check_labels(labels, examples: int):
 def classifier(graph: Graph) -> Outputs:
     """Return what the outputs of a model mean, if it is a classifier."""
     output = graph.outputs[0]
-    producer = graph.producers.get(output)
+    producer = graph.producers.get(graph.origin(output))
     operation = None if producer is None else graph.steps[producer].operation
     return outputs_of(graph.model, operation, graph.specs[output].shape[-1])
 
@@ -107,7 +107,7 @@ def logit_calls(graph: Graph, analysis: str) -> dict[int, Callable]:
             f"{analysis} needs a model with one output of shape (batch, classes). Received: "
             f"outputs of shape {outputs}"
         )
-    last = graph.producers[graph.outputs[0]]
+    last = graph.producers[graph.origin(graph.outputs[0])]
     call = before_activation(graph.steps[last])
     return {last: call} if call else {}
 

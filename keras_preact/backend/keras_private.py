@@ -116,6 +116,14 @@ def keep_dtype(variable: keras.Variable) -> None:
     variable._autocast = False
 
 
+def metrics_of(model: keras.Model) -> tuple[Any, Any]:
+    """Return the arguments `metrics` and `weighted_metrics` of a model's `compile`."""
+    compiled = model._compile_metrics
+    if compiled is None:
+        return None, None
+    return compiled._user_metrics, compiled._user_weighted_metrics
+
+
 def nodes(model: keras.Model) -> list[Any]:
     """Return the calls of layers and operations in the graph of a functional model."""
     return [node for level in model._nodes_by_depth.values() for node in level]

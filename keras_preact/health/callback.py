@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks
+from keras_preact import _checks, compiled
 from keras_preact.backend import keras_private
 from keras_preact.health import findings, outputs
 from keras_preact.health.activations import Activations
@@ -28,7 +28,9 @@ class TrainingHealth(keras.callbacks.Callback):
     weight and of its update. With a `sample` it also records mean and standard
     deviation of each weight layer's input. After an epoch with validation it records
     the gap. A cause of unhealthy training is reported once, with the remedy and the
-    evidence; its effects are not reported.
+    evidence; its effects are not reported. A loss or metric that takes logits where the
+    model returns probabilities, or the other way round, is reported before the first
+    update.
 
     The norms are computed inside the compiled train step, only when they are due, and
     without a copy to the host. During `fit`, `model.optimizer` is a wrapper of the
@@ -130,6 +132,7 @@ class TrainingHealth(keras.callbacks.Callback):
         limit = np.finfo("float32").max if stop_on_divergence is True else stop_on_divergence
         self._limit = float(limit) or None
         self._reported: set[str] = set()
+        self._from_zero: set[str] = set()  # names of the kernels that were 0 before training
         self._probe: Any = None  # the `Probe` of the fit that runs
         self._restored: dict[str, Any] | None = None
         self._start()
@@ -162,6 +165,7 @@ class TrainingHealth(keras.callbacks.Callback):
             before.remove()
         self.ranges = replaced(self._own_ranges, model.optimizer)
         self._watched = Watched(model)
+        self._from_zero |= self._watched.zero_kernels()
         self._activations = None if self.sample is None else Activations(model, self.sample)
         self._read = [] if self._activations is None else self._activations.places
         self.weights = [place.name for place in self._watched.places]
@@ -180,6 +184,8 @@ class TrainingHealth(keras.callbacks.Callback):
         self._left = 0  # unknown before all callbacks have begun: one may restore the step
         if self._activations is not None and (wrong := self._activations.wrong_input()):
             self._report("input", wrong)
+        for problem in compiled.problems(model, self.sample) or ():
+            self._report(f"{problem.of} of {problem.output}", problem.text)
         if keras.backend.backend() != "torch":  # torch compiles nothing for an optimizer
             model.make_train_function(force=True)
 
@@ -198,6 +204,7 @@ class TrainingHealth(keras.callbacks.Callback):
             "suspected": sorted(self._suspected),
             "first_loss": self._first_loss,
             "momentum": self._momentum,
+            "from_zero": sorted(self._from_zero),
         }
         if probe is None or measured == self._seen:
             return state
@@ -225,6 +232,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self._suspected = set(state["suspected"])
         self._first_loss = state["first_loss"]
         self._momentum = state.get("momentum", self._momentum)  # absent before version 0.3
+        self._from_zero = set(state.get("from_zero", ()))  # absent before version 0.4
         self._probe.step.assign(state.get("measured", self._seen))
         if "figures" in state:
             self._probe.figures.assign(np.array(state["figures"], "float32"))
@@ -297,7 +305,7 @@ class TrainingHealth(keras.callbacks.Callback):
             self._report(findings.DIVERGENCE, text)
             return
         stuck = findings.is_stuck(record, self._first_loss, self._accuracies)
-        figures = findings.measured(record, self._watched, self._read)
+        figures = findings.measured(record, self._watched, self._read, self._from_zero)
         causes = findings.causes(figures, self.ranges, rates, stuck)
         if any(cause.is_of_inference for cause in causes):
             stale = self._stale_statistics()

@@ -3,6 +3,7 @@ Effects of a cause are not reported.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -114,31 +115,34 @@ class FigureValues:
 
 
 def measured(
-    record: HealthRecord, watched: Watched, read: Sequence[WeightPlace]
+    record: HealthRecord,
+    watched: Watched,
+    read: Sequence[WeightPlace],
+    from_zero: Collection[str] = (),
 ) -> dict[str, FigureValues]:
     """Return the figures of a record that are judged.
 
     Args:
         record: Record of the weights `watched`.
         read: Places of the record's activations.
+        from_zero: Names of the kernels that were 0 before training. They are not judged: such a
+            kernel is the sum of its updates, so each is a large part of it.
     """
-    kernels = [
-        place for place, kernel in zip(watched.places, watched.kernels, strict=True) if kernel
-    ]
+    places = watched.places
+    taken = watched.kernels & np.array([place.name not in from_zero for place in places], bool)
+    kernels = list(itertools.compress(places, taken))
     # only units are judged, if there are any: the classifier's input is averaged, the stem's is an
     # image
     inside = np.array([place.in_unit for place in read], bool)
     inside = inside if inside.any() else np.ones(len(read), bool)
-    judged = [place for place, taken in zip(read, inside, strict=True) if taken]
-    updates = record.update_ratios[watched.kernels]
+    judged = list(itertools.compress(read, inside))
+    updates = record.update_ratios[taken]
     updates = updates[~np.isnan(updates)]
     return {
         "gradient_norm": FigureValues(np.array([record.gradient_norm])),
         "layer_gradient_ratio": FigureValues(np.array([record.layer_gradient_ratio])),
         "update_ratio": FigureValues(np.array([np.median(updates) if updates.size else math.nan])),
-        "gradient_weight_ratio": FigureValues(
-            record.gradient_weight_ratios[watched.kernels], kernels
-        ),
+        "gradient_weight_ratio": FigureValues(record.gradient_weight_ratios[taken], kernels),
         "activation_mean": FigureValues(record.activation_means[inside], judged),
         "activation_std": FigureValues(record.activation_stds[inside], judged),
     }

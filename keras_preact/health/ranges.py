@@ -68,7 +68,8 @@ class Range:
         return f"above {self.low / unit:g}" if side == "below" else f"below {self.high / unit:g}"
 
 
-#: Healthy range of each figure. Of the weights, only kernels (two axes or more) are judged.
+#: Healthy range of each figure. Of the weights, only kernels (two axes or more) are judged, and
+#: none that was 0 before training.
 HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "gradient_norm": Range(

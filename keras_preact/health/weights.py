@@ -4,6 +4,7 @@ import dataclasses
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_preact.backend import keras_private
 from keras_preact.stacks import LayerStack
@@ -91,6 +92,16 @@ class Watched:
             self.places += weight_places
             kernels += [len(variable.shape) - stacked > 1] * len(weight_places)
         self.kernels = np.array(kernels, bool)
+
+    def zero_kernels(self) -> set[str]:
+        """Return the names of the kernels that are 0."""
+        zero = []
+        for variable, stacked in zip(self.variables, self.stacked, strict=True):
+            axes = tuple(range(int(stacked), len(variable.shape)))
+            are_zero = ops.convert_to_numpy(ops.all(ops.equal(variable, 0), axis=axes))
+            zero += np.atleast_1d(are_zero).tolist()
+        rows = zip(self.places, zero & self.kernels, strict=True)
+        return {place.name for place, is_zero in rows if is_zero}
 
     def group_norms(self, norms: np.ndarray) -> dict[str, float]:
         """Return the norm of each group from the norms of its weights. If there are

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_preact import _checks, initializers
+from keras_preact import _checks, compiled, initializers
 from keras_preact._frozen import freeze_inside, frozen_inside
 from keras_preact.backend import devices, state
 from keras_preact.layers import chains
@@ -283,8 +283,8 @@ class UnitNetwork(keras.Model):
         jit_compile="auto",
         auto_scale_loss=True,
     ):
-        """Compile the model as Keras does. Warn if the loss takes logits and the network
-        returns probabilities, or the other way round.
+        """Compile the model as Keras does. Warn if the loss or a metric takes logits and the
+        network returns probabilities, or the other way round.
 
         `jit_compile="auto"` uses no XLA for TensorFlow on a CPU, where it is slower.
         `jit_compile=True` has no effect on PyTorch, with a warning.
@@ -314,9 +314,11 @@ class UnitNetwork(keras.Model):
             self.jit_compile = False
         if self.logits is not None:
             activation = self.arguments["classifier_activation"]
-            count = self.logits.shape[-1]
-            problem = first_batch.loss_mismatch(self.loss, activation, count)
-            if problem is not None:
+            of_output = activation, self.logits.shape[-1]
+            wrong = compiled.loss_problem(loss, *of_output, option="classifier_activation")
+            metrics = [metrics, weighted_metrics]
+            found = [wrong] if wrong else compiled.metric_problems(metrics, loss, *of_output)
+            for problem in found:
                 warnings.warn(problem, stacklevel=2)
 
     def make_train_function(self, force=False):

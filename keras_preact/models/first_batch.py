@@ -1,10 +1,7 @@
-"""Checks before a network computes: the range of the first batch, the labels and the
-loss.
-"""
+"""Checks before a network computes: the range of the first batch, and the labels."""
 
 import contextlib
 import copy
-import inspect
 import sys
 import types
 import warnings
@@ -285,47 +282,3 @@ class _WatchedPyDataset(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         self.data.on_epoch_end()
-
-
-def loss_mismatch(loss: Any, activation: Any, count: int) -> str | None:
-    """Return a message if `loss` takes probabilities and the network returns logits, or
-    the other way round; None if they fit.
-
-    Args:
-        loss: A loss in any form that `compile` takes.
-        activation: The classifier's activation as its config has it; None for none.
-        count: Number of outputs.
-    """
-    if activation == "softmax" and count == 1:
-        return (
-            "The softmax of one output is always 1: the network cannot learn. Build a binary "
-            "classifier with classifier_activation='sigmoid', or with None and the loss "
-            "keras.losses.BinaryCrossentropy(from_logits=True). Received: "
-            "classifier_activation='softmax', classes=1"
-        )
-    is_binary = classifiers.is_binary(loss)
-    loss = classifiers.only_loss(loss)
-    if not callable(loss):
-        return None
-    from_logits = getattr(loss, "from_logits", None)
-    if from_logits is None and not isinstance(loss, keras.losses.Loss):
-        with contextlib.suppress(ValueError):  # a function of C has no signature
-            parameter = inspect.signature(loss).parameters.get("from_logits")
-            from_logits = None if parameter is None else parameter.default
-    if not isinstance(from_logits, bool):
-        return None
-    name = getattr(loss, "__name__", type(loss).__name__)
-    class_name = "".join(word.capitalize() for word in name.split("_")) if "_" in name else name
-    if not from_logits and activation in (None, "linear"):
-        returned, expected = "logits", "probabilities"
-        fitting = "sigmoid" if is_binary else "softmax"
-    elif from_logits and activation in tuple(classifiers.PROBABILITIES):
-        returned, expected, fitting = "probabilities", "logits", None
-    else:
-        return None
-    return (
-        f"The network returns {returned}, and the loss expects {expected}: it would learn little. "
-        f"Use loss=keras.losses.{class_name}(from_logits={not from_logits}), or build the network "
-        f"with classifier_activation={fitting!r}. Received: loss={name}, "
-        f"classifier_activation={activation!r}"
-    )

@@ -676,6 +676,24 @@ class TestMessages:
         assert count == [0, 1, 1]
         assert re.match(r"shifted: mean of an input [\d.]+ at (first|second)/kernel", messages[0])
 
+    @pytest.mark.parametrize("stacked", [False, True])
+    def test_kernels_that_start_at_zero_are_not_judged(self, stacked):
+        """They are the sum of their updates, so that each update is a large part."""
+        model = dense_network(stacked=stacked, **kp.models.FIXUP)
+        start, (x, y) = model.get_weights(), (np.tile(vectors(), (4, 1)), np.arange(64) % 3)
+        messages: list[str] = []
+        health = watch(4, messages.append)
+        fit(model, x, y, health)
+        assert not messages
+        assert np.median(health.history[0].update_ratios[health._watched.kernels]) > 0.01
+        other = watch(4, messages.append)
+        other.restore(health.state())
+        fit(model, x, y, other)  # now they are not 0
+        assert not messages
+        model.set_weights([weight + 1e-3 for weight in start])
+        fit(model, x, y, watch(4, messages.append))
+        assert [message[:16] for message in messages[:1]] == ["Learning rate 0."]
+
     def test_gap_of_the_accuracy(self):
         """It is reported after it was large for five epochs."""
         messages: list[str] = []

@@ -17,9 +17,9 @@ _ORDER = (
 )
 
 
-def run(question: Question) -> dict:
-    """Measure, print the table, write the file and return its content. If it is interrupted,
-    it prints and writes what it has measured.
+def run(question: Question) -> None:
+    """Measure, print the table and write the file. If it is interrupted, it prints and writes
+    what it has measured.
 
     Raises:
         UserError: for options that do not fit; nothing is measured then.
@@ -37,7 +37,7 @@ def run(question: Question) -> dict:
         if outcomes:
             _report(question, rows, baselines, started, outcomes)
         raise
-    return _report(question, rows, baselines, started, outcomes)
+    _report(question, rows, baselines, started, outcomes)
 
 
 def _report(
@@ -46,8 +46,8 @@ def _report(
     baselines: Mapping[str, str],
     started: str,
     outcomes: Sequence[rounds.Outcome],
-) -> dict:
-    """Print the table, write the file and return its content."""
+) -> None:
+    """Print the table and write the file."""
     summary = report.summarize(rounds.figures_of(outcomes, question.rounds), baselines)
     results = {outcome.label: outcome.result for outcome in outcomes if outcome.result}
     content: dict[str, Any] = {
@@ -76,7 +76,6 @@ def _report(
         question.output,
         remarks(summary, outcomes),
     )
-    return content
 
 
 def _check(question: Question) -> None:

@@ -154,7 +154,7 @@ def show(
         content: Content of the file: `about` and `order` say what the figures are, `summary`
             is what `summarize` returns.
         output: Path of the JSON file. None: no file.
-        remarks: As for `table`.
+        remarks: Cells of the last two columns, see `table`.
     """
     content = content | {"machine": backends.machine(ENVIRONMENT)}
     print(

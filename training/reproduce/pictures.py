@@ -12,6 +12,7 @@ import keras_preact as kp
 from keras_preact.analysis.figures import style
 from keras_preact.analysis.figures.diagrams import in_words
 
+from ..config import Model, from_json
 from .results import Record, by_setting, largest, short_device
 
 #: Name of a trial to its runs.
@@ -202,13 +203,19 @@ def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
     return {title: names for title, names in available.items() if set(names) - shared}
 
 
+def unit(model: Model) -> tuple[str, str]:
+    """Return the names of the arrangement and of the shortcut of a registered network. A chain
+    without shortcuts has the default arrangement.
+    """
+    arguments = kp.model_entry(model.name).arguments
+    arrangement = model.arrangement or arguments.get("arrangement", "full_preactivation")
+    is_chain = "vanilla" in model.name
+    return arrangement, "none" if is_chain else model.shortcut or "identity"
+
+
 def hue(record: Record) -> style.Hue:
     """Return the colour of the network of a run: see `style.hue`."""
-    model = record.config["model"]
-    arguments = kp.model_entry(model["name"]).arguments
-    arrangement = model["arrangement"] or arguments.get("arrangement", "full_preactivation")
-    is_chain = "vanilla" in model["name"]
-    return style.hue(arrangement, "none" if is_chain else model["shortcut"] or "identity")
+    return style.hue(*unit(from_json(Model, record.config["model"])))
 
 
 def words(label: str) -> str:
@@ -224,7 +231,7 @@ def named(label: str) -> str:
 
 def _short(label: str, panel: str) -> str:
     """Return the label of a row without what its panel says, the network and the kind of
-    shortcut. A name in brackets stands for the rest.
+    shortcut. Of a label with a name in brackets, return the name.
     """
     label = re.sub(r"^ResNet-\d+, ", "", named(label))
     label = re.sub(r".*\(([A-Za-z].*)\)$", r"\1", label)

@@ -13,7 +13,8 @@ import keras
 from keras_preact import shortcuts
 from keras_preact.arrangements import Arrangement
 from keras_preact.blocks import Block
-from keras_preact.classifiers import activation_of
+from keras_preact.classifiers import PROBABILITIES
+from keras_preact.compiled import outputs_of
 from keras_preact.shortcuts import Shortcut
 
 from .. import config as options
@@ -28,7 +29,6 @@ PARTS: Mapping[str, tuple[type, Any]] = {
     "block": (Block, options.Block),
 }
 #: Activations of a last layer that does not return logits.
-PROBABILITIES = ("softmax", "sigmoid")
 
 
 def arguments(model: Model) -> dict[str, Any]:
@@ -147,10 +147,10 @@ def _check(name: str, network: Any, given: Mapping[str, Any]) -> None:
             f"--model.name {name} must return a model with one input of shape {wanted[0]} and one "
             f"output of shape {wanted[1]}. Received: shapes {', '.join(map(str, shapes))}"
         )
-    activation = activation_of(network.layers[-1])
-    if activation in PROBABILITIES:
+    [output] = outputs_of(network, network.inputs)
+    if output.activation in PROBABILITIES:
         raise UserError(
-            f"--model.name {name} must return logits. Remove the {activation} at the end of "
+            f"--model.name {name} must return logits. Remove the {output.activation} at the end of "
             f"{network.name}."
         )
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+from keras_preact import compiled
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.audit import measure
 from keras_preact.analysis.audit.causes import explained
@@ -69,7 +70,8 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
         raise ValueError(
             f"The model {model.name!r} is not built. Call it once on a batch, then audit it."
         )
-    sample = _checked(model, _noise(model) if sample is None else sample)
+    is_noise = sample is None
+    sample = _checked(model, _noise(model) if is_noise else sample)
     at_inference = Graph(model, sample)
     graph = Graph(model, sample, training=True, like=at_inference)
     units = named_units(graph)
@@ -84,6 +86,8 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
         gradients=measure.gradients(model, sample, labels),
         inference=measure.measure(at_inference, named_units(at_inference), sample),
         training=measure.measure(graph, units, sample),
+        is_noise=is_noise,
+        problems=compiled.problems(model, sample),
     )
     findings = explained(CHECKS, [check.run(check, network) for check in CHECKS], network)
     return Audit(model.name, network.usual_arrangement, network.depth, len(units), findings)

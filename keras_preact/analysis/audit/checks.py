@@ -161,6 +161,18 @@ CHECKS: tuple[Check, ...] = (
         f"{PAPER}, Sec. 5: preprocessing of CIFAR images",
     ),
     Check(
+        "moving statistics",
+        sizes.moving_statistics,
+        "size of norms at inference over training",
+        Limits((0.5, 2), (0.1, 10)),
+        "At inference, batch normalisation uses moving statistics. If they do not fit the images, "
+        "training looks fine, and evaluation and every exported model are wrong.",
+        "Train for more updates, or give the batch normalisations a lower momentum, such as 0.9. "
+        "If the images have changed, train on the new ones.",
+        "arXiv 1502.03167, Sec. 3.1",
+        follows_from=("normalised input", "sample scale"),
+    ),
+    Check(
         "output scale",
         sizes.output_scale,
         "root mean square of the logits",
@@ -170,5 +182,16 @@ CHECKS: tuple[Check, ...] = (
         "Normalise before the classifier, and initialise its weights within 1 / sqrt(fan_in).",
         "arXiv 1901.09321",
         follows_from=("final activation", "signal growth", "sample scale"),
+    ),
+    Check(
+        "loss and metrics",
+        sizes.loss_and_metrics,
+        "losses and metrics that do not fit",
+        Limits((0, 0), (0, 0)),
+        "A loss for probabilities gives wrong gradients on logits, and a loss for logits gives "
+        "small ones on probabilities: the network learns little. Keras says so only in some cases.",
+        "Use a loss with from_logits=True for logits, with from_logits=False after a softmax or "
+        "sigmoid.",
+        "Keras' documentation of `from_logits`",
     ),
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import keras
@@ -25,6 +26,10 @@ class Spread:
 
     mean: float
     std: float
+
+    @property
+    def size(self) -> float:
+        return math.hypot(self.mean, self.std)
 
 
 @dataclasses.dataclass
@@ -71,7 +76,7 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
     by_step = {unit.step: unit for unit in units}
     on_path = {i for unit in units if unit.keeps_shape for i in unit.path}
     is_channels_first = any(step.channel_axis == 1 for step in graph.steps)
-    last = graph.producers.get(graph.outputs[0])
+    last = graph.producers.get(graph.origin(graph.outputs[0]))
 
     def spatial(x):
         return other_axes(x, 1 if is_channels_first and x.ndim == 4 else -1)

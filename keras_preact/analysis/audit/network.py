@@ -12,6 +12,7 @@ from functools import cached_property
 from keras_preact.analysis.additions import Addition, find_units
 from keras_preact.analysis.audit.measure import Gradients, Measures, mix_of
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
+from keras_preact.compiled import Problem
 from keras_preact.graph import Graph
 from keras_preact.layers.streams import Coefficients
 
@@ -49,6 +50,8 @@ class Network:
         units: `named_units` of the graph.
         inference, training: Measurements of a forward pass in both modes.
         gradients: Measurements of a backward pass.
+        is_noise: Whether the sample is noise, in place of images of the person.
+        problems: What is wrong with the loss and the metrics; None if there are none.
     """
 
     graph: Graph
@@ -56,6 +59,8 @@ class Network:
     inference: Measures
     training: Measures
     gradients: Gradients
+    is_noise: bool
+    problems: list[Problem] | None
 
     @cached_property
     def of_each_shape(self) -> list[list[int]]:

@@ -148,7 +148,7 @@ class Audit:
 
     @property
     def counts(self) -> str:
-        """Numbers of failures and warnings: `"1 of 14 checks fails, 2 warn"`."""
+        """Numbers of failures and warnings: `"1 of 16 checks fails, 2 warn"`."""
         statuses = [finding.status for finding in self.findings]
         of_all = f" of {len(statuses)} checks"
         words = []

@@ -1,4 +1,6 @@
-"""Checks of sizes: gradients, signals, weights, the sample and the logits."""
+"""Checks of sizes: gradients, signals, weights, the sample and the logits, and whether the loss
+expects logits.
+"""
 
 import itertools
 import math
@@ -11,6 +13,7 @@ from keras_preact.analysis.audit.check import Check
 from keras_preact.analysis.audit.measure import Spread
 from keras_preact.analysis.audit.network import Network
 from keras_preact.analysis.audit.report import AuditFinding, Status, shown
+from keras_preact.backend.arrays import as_numpy
 from keras_preact.preprocessing import LARGEST_SIZE
 
 
@@ -197,7 +200,7 @@ def sample_scale(check: Check, network: Network) -> AuditFinding:
 
 
 def _status_of_input(check: Check, spread: Spread) -> Status:
-    if math.hypot(spread.mean, spread.std) > LARGEST_SIZE:
+    if spread.size > LARGEST_SIZE:
         # centred pixels that are not scaled, as the first ImageNet networks take them
         return Status.WARN if 2 * spread.mean < spread.std else Status.FAIL
     return check.limits.status(spread.std) if spread.std else Status.WARN
@@ -208,3 +211,46 @@ def output_scale(check: Check, network: Network) -> AuditFinding:
     name = network.graph.steps[-1].name
     detail = "The logits have a root mean square of {figure} ({limits})."
     return _judged(check, {name: network.training.output_size}, detail)
+
+
+def moving_statistics(check: Check, network: Network) -> AuditFinding:
+    """Compare the outputs of batch normalisations at inference with those in training."""
+    steps = network.graph.steps
+    norms = {
+        i: steps[i].operation
+        for i in network.training.outputs
+        if hasattr(steps[i].operation, "moving_variance")
+    }
+    if not norms:
+        return check.passed("No normalisation has moving statistics.", math.nan)
+    if not any(as_numpy(norm.moving_mean).any() for norm in norms.values()):
+        return check.passed("The network has not been trained: they are the first ones.", math.nan)
+    if network.is_noise:
+        return check.passed("They are not those of noise: pass a sample to judge them.", math.nan)
+    at_inference = network.inference.outputs
+    ratios = {
+        steps[i].name: at_inference[i].size / network.training.outputs[i].size
+        for i in norms
+        if network.training.outputs[i].size
+    }
+    detail = (
+        "At inference, with the moving statistics, the output of {where} is {figure} times as "
+        "large as with those of the sample ({limits})."
+    )
+    return _judged(check, ratios, detail)
+
+
+def loss_and_metrics(check: Check, network: Network) -> AuditFinding:
+    """Compare what the loss and the metrics expect with what the model returns."""
+    problems = network.problems
+    if problems is None:
+        return check.passed("The model is not compiled.", math.nan)
+    if not problems:
+        return check.passed("They take what the model returns.")
+    is_loss = any(problem.of == "loss" for problem in problems)
+    return check.finding(
+        Status.FAIL if is_loss else Status.WARN,
+        len(problems),
+        [problem.output for problem in problems],
+        " ".join(problem.text for problem in problems),
+    )

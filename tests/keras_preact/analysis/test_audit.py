@@ -4,6 +4,7 @@ figures equal NumPy's.
 
 import dataclasses
 import json
+import math
 import types
 
 import keras
@@ -14,6 +15,7 @@ from keras import layers
 import keras_preact as kp
 from keras_preact.analysis.audit import Status, audit, causes
 from keras_preact.analysis.audit.checks import CHECKS
+from keras_preact.backend import keras_private
 from keras_preact.export._flat import flat
 from tests.keras_preact import harness
 from tests.keras_preact.harness import error_of, images
@@ -721,6 +723,48 @@ def test_a_subclass_with_plain_additions():
         assert str(audit(model, VECTORS)) == str(result)
 
 
+def with_statistics(model, images=IMAGES, momentum=0.0):
+    """Return the model with the moving statistics of one update on some images."""
+    for layer in keras_private.layers(model):
+        if hasattr(layer, "moving_mean"):
+            layer.momentum = momentum
+    model(images, training=True)
+    return model
+
+
+STATISTICS = "moving statistics"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [chain, lambda: cifar(20, stacked=True), lambda: cifar(14)],
+    ids=["layers of Keras", "stacked", "separate"],
+)
+def test_moving_statistics(make):
+    """New ones are not judged, fitting ones pass, and those of few updates or of other images
+    fail.
+    """
+    model = make()
+    assert math.isnan(audit(model, IMAGES)[STATISTICS].figure)
+    assert audit(with_statistics(make(), 0.2 * IMAGES), IMAGES)[STATISTICS].status != "PASS"
+    assert audit(with_statistics(make(), momentum=0.999), 20 * IMAGES)[STATISTICS].status != "PASS"
+    found = audit(with_statistics(model), IMAGES)[STATISTICS]
+    assert found.status == "PASS"
+    np.testing.assert_allclose(found.figure, 1, atol=0.1)
+    assert math.isnan(audit(model)[STATISTICS].figure)  # those of noise are others
+
+
+@pytest.mark.parametrize(("factor", "status"), [(2.0, "PASS"), (36.0, "WARN"), (400.0, "FAIL")])
+def test_moving_statistics_of_one_normalisation(factor, status):
+    model = with_statistics(chain())
+    norm = model.get_layer("unit2_norm2")
+    norm.moving_variance.assign(norm.moving_variance / factor)
+    found = audit(model, IMAGES)[STATISTICS]
+    assert found.status == status
+    np.testing.assert_allclose(found.figure, factor**0.5, rtol=0.02)
+    assert status == "PASS" or found.locations[0] == "unit2_norm2"
+
+
 def test_a_sample_is_made():
     assert audit(imagenet(mean=(1.0, 2.0, 3.0), std=(9.0, 5.0, 7.0))).passed
     assert audit(kp.models.dense_resnet(12, width=16, input_shape=(20,))).passed
@@ -825,7 +869,7 @@ def test_report():
     network = "chain: 3 residual units, 8 weight layers, read as"
     lines = str(result).splitlines()
     assert lines[:3] == [
-        f"{network} bn_after_addition. FAIL: 2 of 14 checks fail, 1 warns.",
+        f"{network} bn_after_addition. FAIL: 2 of {len(CHECKS)} checks fail, 1 warns.",
         "",
         "FAIL  Remove unit2_norm1 and unit2_relu1 from the shortcut.",
     ]

@@ -289,7 +289,7 @@ def test_bands_of_runs_that_were_measured_at_different_iterations():
 
 
 def look(model: Model) -> object:
-    """Return a stand-in of a run of this model, as `pictures.hue` reads it."""
+    """Return what `pictures.hue` reads of a run of this model."""
     return types.SimpleNamespace(config={"model": dataclasses.asdict(model)})
 
 

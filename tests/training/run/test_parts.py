@@ -99,6 +99,12 @@ def softmax(**options):
     return of_package(classifier_activation="softmax", **options)
 
 
+def softmax_in_float32(**options):
+    model = softmax(**options)
+    in_float32 = keras.layers.Activation("linear", dtype="float32")
+    return keras.Model(model.inputs, in_float32(model.output))
+
+
 def without_input(classes, input_shape, mean, std, data_format):
     return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes)])
 
@@ -299,6 +305,7 @@ def test_parts_are_arguments_of_the_builder():
             "unexpected keyword argument 'dro",
         ),
         ("--model.name own_code:softmax", "must return logits. Remove the softmax"),
+        ("--model.name own_code:softmax_in_float32", "must return logits. Remove the softmax"),
         ("--model.name own_code:without_input", "Sequential one that begins with keras.Input"),
         (
             "--model.name own_code:seven",
