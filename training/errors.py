@@ -12,6 +12,8 @@ from typing import TypeVar
 
 #: The one name of the command line.
 PROGRAM = "keras-preact"
+#: An error lists at most so many names.
+LISTED = 12
 
 
 #: Top-level modules that a command may miss, by the extra of keras-preact that installs them.
@@ -67,12 +69,18 @@ def command(name: str, *arguments: object) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return `Did you mean ...? Choose one of: ...` for an unknown name."""
+    """Return `Did you mean ...? Choose one of: ...` for an unknown name; only the question
+    for one of many.
+    """
+    from .cli.terminal import some  # this package imports this module
+
     names = list(names)
     near = [each for each in names if name in each][:3]
     near = near or difflib.get_close_matches(name, names, n=3)
-    meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return f"{meant}Choose one of: {', '.join(names)}."
+    meant = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if near and len(names) > LISTED:
+        return meant
+    return f"{meant} Choose one of: {some(names, LISTED)}.".lstrip()
 
 
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:

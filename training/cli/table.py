@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, Command] = {
         "Resume an interrupted run.",
         {
             "resume runs/NAME": "with its own options",
-            "resume runs/NAME --trust": "if it has functions or parts of yours",
+            "resume runs/NAME --trust": "if it uses your own functions or parts",
         },
     ),
     "evaluate": Command(

@@ -46,9 +46,13 @@ def between_words(text: str) -> str:
     """
     if not sys.stdout.isatty():
         return text
-    look = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": "  "}
-    width = shutil.get_terminal_size().columns
-    return "\n".join(textwrap.fill(line, width, **look) for line in text.splitlines())
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(map(wrapper.fill, text.splitlines()))
 
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

@@ -41,8 +41,8 @@ def audit(
         checkpoint: Network of the run: at its end, at its best epoch or at its last
             checkpoint.
         seed: Seed of new weights and random images.
-        trust: Call the function that loads the data of the run, and import parts of yours
-            in its network, which its config.json names.
+        trust: Run the code that config.json of the run names: the function that loads the
+            data, and your own parts of the network.
         as_json: Print all findings as JSON on stdout, and nothing else there.
         verbose: Also print the evidence: the number of each check, the places, why they
             matter and the sources.

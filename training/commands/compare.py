@@ -33,7 +33,7 @@ def compare(
     """Print a table of runs: the options in which they differ, accuracy, time.
 
     Runs that differ only in the seed are one row: the median of their errors, in brackets
-    the least and the most, and a rank test against the first row.
+    the smallest and the largest, and a rank test against the first row.
 
     Args:
         directories: Run directories, and folders of runs with several seeds (`--seeds`).
@@ -119,7 +119,7 @@ def _table_of_groups(
     """Return a row per group, and what its numbers mean."""
     headings = _headings(columns, compared)
     cells = [[group.shown(name, of) for name, of in columns.items()] for group in groups]
-    notes = ["Errors: the median of the finished runs, in brackets the least and the most."]
+    notes = ["Errors: the median of the finished runs, in brackets the smallest and the largest."]
     if len(groups) > 1:
         figure = tested(groups)
         headings.append("against the first")

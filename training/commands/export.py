@@ -66,8 +66,8 @@ def export(
             fitted: the one that `keras-preact evaluate` fitted on held-out images.
         data_dir: Directory of the images, for bfloat16 and int8. If not given: the run's
             own.
-        trust: Import parts of yours in the network, and for bfloat16 and int8 call the
-            function that loads the data of the run, which its config.json names.
+        trust: Run the code that config.json of the run names: your own parts of the network
+            and, for bfloat16 and int8, the function that loads the data.
     """
     if name != Path(name).name or name.startswith("."):
         raise UserError(

@@ -30,7 +30,7 @@ DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an opti
 The run is written to runs/RECIPE-DATE-TIME, or to --output.
 Interrupted runs resume exactly: keras-preact resume RUN.
 In place of RECIPE, --config RUN takes all options from the config.json of a run, and
-MODULE:RECIPE calls a function of yours that returns a Config.
+MODULE:RECIPE calls your own function, which returns a Config.
 Set KERAS_BACKEND to tensorflow (default), jax or torch.
 
 Models for --model.name:
@@ -96,8 +96,8 @@ class OfRun:
     """The option that --config RUN adds."""
 
     trust: bool = False
-    """Call the functions and import the parts of yours that the file names. Only give it for a file
-    that you trust."""
+    """Run the code that the file names: functions and your own parts of the network. Give it only
+    for a file that you trust."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +158,13 @@ def resume(run: Annotated[Path, tyro.conf.Positional], /, trust: bool = False) -
     """Resume an interrupted run with its own options. It ends as it would have without the
     interruption.
 
-    To start a run or resume it by the same line, add --output RUN --resume to that of
+    To start or resume a run with the same line, add --output RUN --resume to
     `keras-preact train RECIPE`.
 
     Args:
         run: The run directory.
-        trust: Call the functions that its config.json names. Only give it for a run that
-            you trust.
+        trust: Run the code that its config.json names. Give it only for a run that you
+            trust.
     """
     path = run / "config.json"
     if not path.is_file() and (several := runs.several(run)):

@@ -28,7 +28,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "test": ("test", "testing"),
     "val": ("val", "valid", "validation"),
 }
-EMBEDDED = f"The embedded default needs neither network nor files: {command('train', 'digits')}"
+EMBEDDED = f"The recipe for digits needs no network and no files: {command('train', 'digits')}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +149,8 @@ def _layout(data: Data) -> dict[str, Path]:
                 f"--data.dir {shlex.quote(str(deeper))}"
             )
         raise UserError(
-            f"{folder} has no test images: no folder test or val. {command('train')} takes a share "
-            f"of the images of each class ({some(names)}) for the test with --data.test 0.2."
+            f"{folder} has no test images: it has no folder test or val. To test a fifth of the "
+            f"images of each class ({some(names)}), add --data.test 0.2."
         )
     return layout
 

@@ -232,9 +232,9 @@ def _check_can_prepare(builder) -> None:
     """Raise a UserError at once if preparing would fail after minutes of retries."""
     load = f"tfds.load('{builder.name}', data_dir='DIR')"
     advice = (
-        f"The data set {builder.name} is not prepared in the data dir {builder.data_path}. To "
-        "prepare it, run with network: "
-        f'python -c "import tensorflow_datasets as tfds; {load}", and give --data.dir DIR.'
+        f"The data set {builder.name} is not prepared in {builder.data_path}. Prepare it on a "
+        f'machine with a network: python -c "import tensorflow_datasets as tfds; {load}". Then '
+        "give --data.dir DIR."
     )
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         manual = Path(builder.data_path).parents[1] / "downloads" / "manual"
@@ -250,7 +250,7 @@ def _check_can_prepare(builder) -> None:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
     except OSError as error:  # urllib's errors are OSErrors
         raise UserError(
-            f"{advice} It cannot be downloaded now: {url}: {error}. {folders.EMBEDDED}"
+            f"{advice} Here it cannot be downloaded ({url}: {error}). {folders.EMBEDDED}"
         ) from error
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """Train every row of a table of results, to compare it with its published number.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
 Set KERAS_BACKEND to tensorflow (default), jax or torch.
-In place of COMMAND, MODULE:TABLE trains the rows of a table of yours, and prints it.
+In place of COMMAND, MODULE:TABLE trains the rows of your own table, and prints it.
 Tables on CIFAR need its images; the paper's tables also need an accelerator."""
 
 
@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
     "table4": ("Table 4: ResNet-1001 with batches of 64.", ("table4",)),
     "eighth1": ("Table 1 with ResNet-56 and an eighth of the schedule.", ("eighth1",)),
     "eighth2": ("Table 2 with ResNet-56 and an eighth of the schedule.", ("eighth2",)),
-    "digits": ("Tables 1 and 2 in small, on digits.", ("digits1", "digits2")),
+    "digits": ("Tables 1 and 2 scaled down, on digits.", ("digits1", "digits2")),
     "shortcuts": ("Shortcuts of 2016 to 2026, on digits.", ("shortcuts",)),
     "shortcuts-eighth": (
         "Shortcuts of 2016 to 2026, on CIFAR-10 with ResNet-56.",

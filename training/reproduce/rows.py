@@ -337,7 +337,7 @@ def _ten_years(where: str, trial: str, recipe: str, about: str, model: Model, **
     )
 
 
-_DIGITS2 = _table("Table 2 in small, on digits", baseline=ORIGINAL, table="2", **_SMALL)
+_DIGITS2 = _table("Table 2 scaled down, on digits", baseline=ORIGINAL, table="2", **_SMALL)
 
 
 #: First part of a trial's name to its network in the table of advice.
@@ -503,7 +503,7 @@ TABLES: Mapping[str, Table] = {
         table="2",
         **_EIGHTH,
     ),
-    "digits1": _table("Table 1 in small, on digits", baseline=IDENTITY, table="1", **_SMALL),
+    "digits1": _table("Table 1 scaled down, on digits", baseline=IDENTITY, table="1", **_SMALL),
     "digits2": _DIGITS2,
     "shortcuts": _ten_years(
         "on digits",

@@ -135,8 +135,9 @@ def _check_parts(run: Path) -> None:
     """Refuse a network with parts of a person: the fine-tuned run would not name them."""
     if own := runs.parts_of(run):
         raise UserError(
-            f"--model.weights {run} has parts of yours, {', '.join(own)}, which fine-tuning does "
-            "not load. In Python, kp.transfer.reset_classifier gives its model another classifier."
+            f"--model.weights {run} has parts of your own, {', '.join(own)}, which fine-tuning "
+            "does not load. In Python, kp.transfer.reset_classifier gives its model another "
+            "classifier."
         )
 
 

@@ -3,6 +3,7 @@ paper, and any row that is added to the tables.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ BOX_WIDTH, BOX_HEIGHT, STEP, NEAR, APART = 1.9, 0.58, 0.8, 1.6, 2.15
 UNITS = 2.5
 #: Size of a short text in a box, in points.
 TEXT = 10.0
+#: Inches of a figure that texts can be read in on a page; wider ones have several rows.
+WIDEST = 9.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +248,8 @@ def network_diagram(
 
 
 def diagrams_figure(diagrams: Mapping[str, Diagram], below: str = "") -> Any:
-    """Draw several units side by side, as in `unit_diagram`.
+    """Draw several units side by side, as in `unit_diagram`, in as many rows as a page
+    needs.
 
     Args:
         diagrams: Title of each unit to what `diagram` returned.
@@ -256,19 +260,24 @@ def diagrams_figure(diagrams: Mapping[str, Diagram], below: str = "") -> Any:
     """
     style.need(diagrams, "unit")
     height = max(map(_height, diagrams.values()))
-    widths = list(map(_width, diagrams.values()))
+    own = list(map(_width, diagrams.values()))
+    rows = math.ceil(sum(own) / UNITS / WIDEST)
+    columns = math.ceil(len(own) / rows)
+    widths = [max(own[i::columns]) for i in range(columns)]
     titles = [
         style.wrapped(title, 72 * width / UNITS, style.SMALL)
-        for title, width in zip(diagrams, widths, strict=True)
+        for title, width in zip(diagrams, own, strict=True)
     ]
     above = 0.19 * max(title.count("\n") + 1 for title in titles)
     figure = style.new_figure(
-        0.2 + sum(widths) / UNITS, 0.25 + above + height / UNITS + (0.25 if below else 0)
+        0.2 + sum(widths) / UNITS, rows * (0.25 + above + height / UNITS) + (0.25 if below else 0)
     )
-    every = figure.subplots(1, len(diagrams), squeeze=False, width_ratios=widths)[0]
-    for axes, title, parts in zip(every, titles, diagrams.values(), strict=True):
+    every = figure.subplots(rows, columns, squeeze=False, width_ratios=widths).flat
+    for axes, title, parts in zip(every, titles, diagrams.values(), strict=False):
         draw_diagram(axes, title, parts, height)
         axes.set_aspect("equal", anchor="N")
+    for axes in every[len(own) :]:
+        axes.remove()
     if below:
         figure.supxlabel(below, fontsize=style.SMALL, color=style.GREY)
     return figure

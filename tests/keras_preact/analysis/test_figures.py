@@ -352,6 +352,16 @@ def test_network_diagram(arrangement, stem, first, units, head):
     layout.check(figure)
 
 
+def test_wide_figures_have_rows():
+    """No figure is too wide to be read on a page, and none has empty axes."""
+    for count in (1, 4, 5, 7, 13):
+        drawn = {f"unit {i}": figures.diagram("original") for i in range(count)}
+        figure = figures.diagrams_figure(drawn)
+        assert figure.get_figwidth() < 9.5
+        assert [axes.get_title() for axes in figure.axes] == list(drawn)
+        layout.check(figure)
+
+
 def test_no_two_boxes_overlap():
     for figure in (
         figures.shortcuts_figure(),

@@ -258,7 +258,7 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ("nothing.keras", "is neither a run directory nor a .keras file"),
+        ("nothing.keras", "is not a run directory, a .keras file, an exported model"),
         ("cifar_resnet20:cifar10", "'cifar_resnet20_preact'"),
         ("cifar_resnet20_preact:cifar100", "('cifar10',)"),
         ("other", "config.json was not written by keras-preact train"),

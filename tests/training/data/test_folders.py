@@ -218,12 +218,12 @@ class TestShareOfEveryClass:
             (
                 ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png"),
                 {},
-                r"has no test images.* each class \(cat, dog\) for the test with --data.test 0.2",
+                r"has no test images.* each class \(cat, dog\), add --data.test 0.2",
             ),
             (
                 ("train/cat/0.png", "train/dog/0.png"),
                 {},
-                r"has no test images.* each class \(cat, dog\) for the test with --data.test 0.2",
+                r"has no test images.* each class \(cat, dog\), add --data.test 0.2",
             ),
             (
                 ("cat/0.png", "cat/1.png", "dog/0.png"),

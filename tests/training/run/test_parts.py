@@ -235,7 +235,7 @@ def test_studies_of_a_run(parts_run, capsys):
 def test_fine_tuning_does_not_load_it(parts_run, capsys):
     options = "--model.weights run --data.name digits --data.augmentation none"
     message = error_of(capsys, train.main, ["finetune", *words(options)])
-    assert "has parts of yours, own_code:order, own_code:SkipInit, which fine-tuning" in message
+    assert "has parts of your own, own_code:order, own_code:SkipInit, which fine-tuning" in message
 
 
 def test_the_scalar_of_skip_init_is_trained(parts_run):

@@ -44,8 +44,8 @@ def analyze(
             lesions, Jacobian. A network that was not built with keras_preact always
             gets fewer chapters.
         seed: Seed of new weights and random images.
-        trust: Call the function that loads the data of the run, and import parts of yours
-            in its network, which its config.json names.
+        trust: Run the code that config.json of the run names: the function that loads the
+            data, and your own parts of the network.
     """
     import keras
 

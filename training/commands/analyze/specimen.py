@@ -17,7 +17,7 @@ from ... import data as datasets
 from ...config import Data, from_json
 from ...directory import measurements, models, runs
 from ...directory.histories import read_table
-from ...errors import UserError, nearest
+from ...errors import UserError, command, nearest
 from ...functions import trust
 
 #: Test images that are shuffled before some are taken: the images of a folder are sorted by class.
@@ -130,8 +130,8 @@ def open_specimen(
             f"{target} does not exist. Name a run directory, a .keras file or a registered model."
         )
     raise UserError(
-        f"{target} is neither a run directory nor a .keras file nor a registered model. "
-        f"{nearest(target, kp.list_models())}"
+        f"{target} is not a run directory, a .keras file or a registered model. "
+        f"{nearest(target, kp.list_models())} `{command('train', '--help')}` lists all models."
     )
 
 

@@ -66,8 +66,8 @@ def evaluate(
             these four together count as much as the first two.
         corruptions: Folder of CIFAR-10-C (labels.npy, and a NAME.npy for each corruption):
             also measure the error under each corruption.
-        trust: Call the function that loads the data of the run, and import parts of yours
-            in its network, which its files name.
+        trust: Run the code that its files name: the function that loads the data, and your
+            own parts of the network.
         as_json: Print the content of metrics.json on stdout, and nothing else there.
     """
     from ... import data as datasets

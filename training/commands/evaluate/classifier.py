@@ -70,8 +70,8 @@ def open_classifier(path: Path, checkpoint: str, again: str = "") -> Classifier:
         known = Data(weights) if weights in SOURCES else None
         return _of_keras(network, path, Path(f"evaluation-{name}-{weights}"), known)
     raise UserError(
-        f"{path} is neither a run directory nor a .keras file nor an exported model "
-        "(saved_models/NAME) nor MODEL:WEIGHTS."
+        f"{path} is not a run directory, a .keras file, an exported model (saved_models/NAME) or "
+        "MODEL:WEIGHTS."
     )
 
 
