@@ -66,25 +66,44 @@ class Outputs:
 
     def answers(self, outputs: np.ndarray) -> np.ndarray:
         """Return the answers to the outputs of the model: class numbers `(n,)`, or 0 and
-        1 as the labels have them, `(n,)` for a binary classifier, else `(n, count)`.
+        1 as the labels have them, `(n,)` for a binary classifier, else `(n, count)`. If it
+        classifies pixels or tokens, their axes come after the first.
         """
         if self.activation == "softmax":
             return outputs.argmax(axis=-1)
         answers = (outputs > (0 if self.are_logits else 0.5)).astype(int)
-        return answers[:, 0] if self.is_binary else answers
+        return answers[..., 0] if self.is_binary else answers
 
-    def check_labels(self, labels: np.ndarray, argument: str = "labels") -> np.ndarray:
+    def check_labels(
+        self,
+        labels: np.ndarray,
+        argument: str = "labels",
+        places: tuple[int | None, ...] = (),
+    ) -> np.ndarray:
         """Return labels in the shape of `answers`.
+
+        Args:
+            labels: The labels of a batch.
+            argument: Their name, for the error.
+            places: Axes between those of the batch and of the outputs, if the model
+                classifies each pixel or token; None for an axis of any size. The label of
+                a place may have an axis of size 1 at the end, as masks often have.
 
         Raises:
             ValueError: for labels that do not fit.
         """
-        if labels.ndim == 0 or labels.shape[1:] not in self.label_shapes:
+        ends = [*self.label_shapes, *([(1,)] if places and () in self.label_shapes else [])]
+        inside = labels.shape[1 : 1 + len(places)]
+        fits = len(inside) == len(places) and all(
+            wanted in (None, size) for size, wanted in zip(inside, places, strict=True)
+        )
+        if labels.ndim == 0 or not fits or labels.shape[1 + len(places) :] not in ends:
+            where = f", for each of the places {places} of its output" if places else ""
             hint = ""
             if self.looks_one_hot(labels.shape):
                 hint = ", which looks one-hot; pass `labels.argmax(axis=1)`"
             raise ValueError(
-                f"`{argument}` of this model must be {self.labels}. Received: shape "
+                f"`{argument}` of this model must be {self.labels}{where}. Received: shape "
                 f"{labels.shape}{hint}"
             )
         is_number = labels.dtype.kind in "iufb"
@@ -98,7 +117,8 @@ class Outputs:
             raise ValueError(
                 f"`{argument}` of this model must be {self.labels}. Received: labels from {values}"
             )
-        return labels[:, 0] if self.is_binary and labels.ndim == 2 else labels
+        has_axis = () in self.label_shapes and labels.ndim == 2 + len(places)
+        return labels[..., 0] if has_axis else labels
 
     def loss(self) -> keras.losses.Loss:
         """Return the cross-entropy of the model's outputs and labels."""

@@ -145,15 +145,8 @@ def check_classes(labels: np.ndarray, graph: Graph, outputs: Outputs) -> np.ndar
     Raises:
         ValueError: for labels that the model's output cannot have.
     """
-    if len(graph.specs[graph.outputs[0]].shape) == 2:
-        return outputs.check_labels(labels)
-    # an output for each token or pixel
-    if labels.min() < 0 or labels.max() >= outputs.count or (labels % 1).any():
-        raise ValueError(
-            f"The model has {outputs.count} outputs, so labels must be whole numbers, 0 to "
-            f"{outputs.count - 1}. Received: labels from {labels.min()} to {labels.max()}"
-        )
-    return labels
+    # a model may have an output for each token or pixel
+    return outputs.check_labels(labels, places=tuple(graph.specs[graph.outputs[0]].shape[1:-1]))
 
 
 def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
@@ -178,7 +171,7 @@ def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
         )
     model = classifier(graph)
     answers = check_classes(labels, graph, model)
-    targets = answers[:, None] if model.is_binary else answers
+    targets = answers[..., None] if model.is_binary else answers
     entropy = model.loss()
     return lambda outputs: entropy(targets, ops.cast(outputs[0], "float32"))
 

@@ -139,6 +139,42 @@ def test_analyses(name, maker):
     )
 
 
+@functools.cache
+def of_pixels(name: str) -> tuple[keras.Model, np.ndarray]:
+    """A classifier of each pixel, and its logits `(12, 6, 6, outputs)`."""
+    kind = KINDS[name]
+    inputs = keras.Input((6, 6, 1))
+    features = kp.ResidualUnit(4, name="unit")(inputs)
+    heads = [keras.layers.Conv2D(kind.outputs, 1, activation=a) for a in (kind.activation, None)]
+    model, of_logits = (keras.Model(inputs, head(features)) for head in heads)
+    harness.randomize(model)
+    heads[1].set_weights(heads[0].get_weights())
+    if kind.loss is not None:
+        model.compile("sgd", keras.losses.get(kind.loss))
+    return model, harness.numpy(of_logits(X)).astype("float64")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_class_for_each_pixel(name):
+    model, logits = of_pixels(name)
+    rows = logits.reshape(-1, logits.shape[-1])
+    flat = answers(name, rows)
+    labels = flat.reshape(*logits.shape[:-1], *flat.shape[1:])
+    masks = [labels] if flat.ndim == 2 else [labels, labels[..., None]]
+    wrong = 1 / len(rows)  # of several classes, all of one pixel are wrong
+    for each in masks:
+        lesions = kp.analysis.lesions(model, X, each, [], batch_size=5)
+        assert lesions.intact_error == pytest.approx(wrong)
+        if (name, keras.backend.backend()) == ("softmax", "torch"):
+            continue  # `fit` fails too: "grad_input must be contiguous" (Keras 3.15, torch 2.13)
+        signals = kp.analysis.propagation(model, X, each, training=False)
+        assert signals.loss == pytest.approx(cross_entropy(name, rows, flat), rel=1e-3)
+    for badly in (labels[:, 0], labels[:, :5], flat[:12]):
+        for function in (kp.analysis.propagation, kp.analysis.lesions):
+            message = harness.error_of(lambda badly=badly, run=function: run(model, X, badly))
+            assert "for each of the places (6, 6) of its output. Received: shape (12" in message
+
+
 @EVERY
 def test_maps_are_those_of_the_logits(name, maker):
     """A network that is sure of its answer has the same map."""

@@ -47,12 +47,30 @@ def evaluation_batches(
     numbered = numbers(rows, batch_size)
     with data.name_broken_images():
         examples = split.open(keep(numbered, batch_size))
-    if size not in (None, data.size):
-        examples = examples.map(
-            lambda image, label: (resize_and_center(image, data, size), label),
-            num_parallel_calls=tf_data.CALLS,
-        )
+    examples = _resized(examples, data, size)
     return tf_data.untuned(examples.batch(len(numbered)).prefetch(tf_data.PREFETCHED))
+
+
+def sample(
+    data: ImageData, split: Reader, count: int, size: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return at most `count` images of `split` and their labels, always the same ones.
+
+    They are from the whole split, in a random order: the first images of a folder have all
+    the same class. Pixels are as in `evaluation_batches`.
+    """
+    with data.name_broken_images():
+        examples = _resized(split.sample(count), data, size)
+        return next(tf_data.untuned(examples.batch(count)).as_numpy_iterator())
+
+
+def _resized(examples, data: ImageData, size: int | None):
+    if size in (None, data.size):
+        return examples
+    return examples.map(
+        lambda image, label: (resize_and_center(image, data, size), label),
+        num_parallel_calls=tf_data.CALLS,
+    )
 
 
 def numbers(rows: slice, batch_size: int) -> np.ndarray:

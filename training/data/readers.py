@@ -90,12 +90,25 @@ class Reader:
         if keep is not None:
             kept = rows.enumerate().filter(lambda number, element: keep(number))
             rows = kept.map(lambda number, element: element)
+        return self._decoded(rows)
 
+    def sample(self, count: int) -> Any:
+        """Return a tf.data.Dataset like that of `open`, of at most `count` images, always
+        the same ones. They are from the whole split: images of a folder, and of many
+        arrays, are sorted by class.
+        """
+        return self._decoded(self.chosen(count))
+
+    def chosen(self, count: int) -> Any:
+        """Return a tf.data.Dataset of the elements of a `sample`, in a random order."""
+        return tf.data.Dataset.from_tensor_slices(Order(self.size, 0).permutation(0)[:count])
+
+    def _decoded(self, elements: Any) -> Any:
         def read(element):
             image, label = self.fetch(element)
             return self.decode(image), label
 
-        return tf_data.untuned(rows.map(read, num_parallel_calls=tf_data.CALLS))
+        return tf_data.untuned(elements.map(read, num_parallel_calls=tf_data.CALLS))
 
     def shuffled(self, seed: int, place: int) -> Any:
         """Return an endless tf.data.Dataset of elements from `place` on, with another
@@ -239,6 +252,10 @@ class Files(Encoded):
         self.check()
         return super().rows()
 
+    def chosen(self, count):
+        self.check()
+        return super().chosen(count)
+
     def shuffled(self, seed, place):
         self.check()
         return super().shuffled(seed, place)
@@ -328,6 +345,11 @@ class Records(Reader):
 
     def rows(self):
         return tf.data.Dataset.from_tensor_slices(self._tensors).flat_map(_records)
+
+    def chosen(self, count):
+        # Records must be read in their order. TensorFlow Datasets has shuffled them, unless the
+        # data set says otherwise.
+        return self.rows().take(count)
 
     def shuffled(self, seed: int, place: int):
         order = Order(len(self._shards), seed, SHARDS)

@@ -30,8 +30,19 @@ def load(data: Data) -> ImageData:
 
     Raises:
         UserError: for an unknown name, a data set that is neither prepared nor can be
-            downloaded, an unreadable image, or a holdout that leaves no training image.
+            downloaded, an unreadable image, a single class, or a holdout that leaves no
+            training image.
     """
+    found = _open(data)
+    if len(found.classes) < 2:
+        raise UserError(
+            f"{data.dir or data.name} has one class, {found.classes[0]}: a classifier needs two or "
+            "more."
+        )
+    return found
+
+
+def _open(data: Data) -> ImageData:
     if data.name.startswith(TFDS):
         return _tfds(data)
     if data.name.startswith(HUGGING_FACE):
@@ -169,11 +180,12 @@ def _in_memory(
     """Return a data set of arrays. `splits` has the name of each split for errors."""
     (train_x, train_y), (test_x, test_y) = splits.values()
     train_x, test_x = (x[..., None] if x.ndim == 3 else x for x in (train_x, test_x))
-    train_y, test_y = (y.squeeze(-1) if y.ndim == 2 else y for y in (train_y, test_y))
+    train_y, test_y = (y[:, 0] if y.shape[1:] == (1,) else y for y in (train_y, test_y))
     for name, images, labels in zip(splits, (train_x, test_x), (train_y, test_y), strict=True):
         if (
             images.dtype != np.uint8
             or images.ndim != 4
+            or not images.size
             or images.shape[1] != images.shape[2]
             or images.shape[1:] != train_x.shape[1:]
             or labels.dtype.kind not in "iu"
@@ -181,8 +193,8 @@ def _in_memory(
         ):
             raise UserError(
                 f"{name} must be square uint8 images of one size, (images, size, size, channels), "
-                f"with one class number each. Received: {images.dtype} {images.shape} and labels "
-                f"{labels.dtype} {labels.shape}"
+                f"one or more, with one class number each. Received: {images.dtype} "
+                f"{images.shape} and labels {labels.dtype} {labels.shape}"
             )
     names = tuple(map(str, range(int(train_y.max()) + 1) if classes is None else classes))
     if train_y.min() < 0 or test_y.min() < 0 or max(train_y.max(), test_y.max()) >= len(names):

@@ -22,6 +22,8 @@ from . import results
 from .results import RESULTS, WORK
 
 if TYPE_CHECKING:
+    import keras
+
     from ..run.run import Run
 
 #: Number of images on which signals are measured.
@@ -116,7 +118,8 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
                 measured = evaluate(run, output=output, views=view, trust=True)
                 metrics = json.loads(measured.read_text())
                 views[view] = {key: metrics[key] for key in results.VIEWED}
-        signals = signals_of(running) if trial.signals and diverged_at is None else None
+        measures = trial.signals and diverged_at is None
+        signals = signals_of(running.network, _first_images(running)) if measures else None
     record = results.of_run(
         run,
         name,
@@ -130,8 +133,18 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
     print(f"{what}: {error}. Written: {results.write(folder, record)}", flush=True)
 
 
-def signals_of(running: "Run") -> dict[str, float | None]:
-    """Measure the signals of a run's network on training images, in inference.
+def _first_images(running: "Run") -> np.ndarray:
+    """Return the first training images, as for all committed results. Those of the data
+    sets of the tables are not sorted by class.
+    """
+    from ..data import evaluation_batches
+
+    batches = evaluation_batches(running.data, running.data.train, SAMPLE, running.size)
+    return next(batches.as_numpy_iterator())[0]
+
+
+def signals_of(network: "keras.Model", images: np.ndarray) -> dict[str, float | None]:
+    """Measure the signals of a network on images, in inference.
 
     Returns:
         `forward` and `backward`: the composite gain of the shortcuts from that x_l from
@@ -140,11 +153,10 @@ def signals_of(running: "Run") -> dict[str, float | None]:
     """
     import keras_preact as kp
 
-    images = next(running.plain_images(SAMPLE, 1))
-    found = kp.analysis.propagation(running.network, images, training=False)
+    found = kp.analysis.propagation(network, images, training=False)
     cosines = found.residual_cosine[np.isfinite(found.residual_cosine)]
     try:
-        gain = kp.analysis.composite_gain(running.network, images)
+        gain = kp.analysis.composite_gain(network, images)
     except ValueError:
         gains = dict.fromkeys(("forward", "backward"))
     else:

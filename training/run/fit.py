@@ -258,14 +258,14 @@ class Fit:
         return tf.data.Dataset.from_tensors(zeros).repeat(done).concatenate(batches)
 
     def _health(self) -> kp.TrainingHealth:
-        """Return the callback for the health of training, which measures the first
-        training images.
+        """Return the callback for the health of training, which measures some training
+        images.
         """
         run = self.run
         one_process = run.distribution.processes == 1
         return kp.TrainingHealth(
             run.config.health,
-            sample=next(run.plain_images(HEALTH_IMAGES, 1)) if one_process else None,
+            sample=run.plain_images(HEALTH_IMAGES) if one_process else None,
             csv=self.folder / "health.csv" if run.is_chief else None,
             tensorboard=self.folder / "tensorboard" / "health" if run.is_chief else None,
             report=lambda message: self.progress.report(f"Health: {message}"),

@@ -75,6 +75,8 @@ def about_images(run: Run) -> list[str]:
             f"Training images of a class: from {fewest:,} ({least}) to {largest:,} ({most}), "
             f"median {statistics.median(counts):,.0f}."
         )
+    if untrained := [name for name, count in pairs if not count]:
+        lines.append(f"{len(untrained):,} of {classes} have no training images: {some(untrained)}.")
     options = run.config.data
     if largest > IMBALANCE * fewest and not (
         options.class_weights != "none" or options.mixup or options.cutmix

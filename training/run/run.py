@@ -9,7 +9,6 @@ An iteration is an update of the weights. With `--accumulate` it takes several s
 import dataclasses
 import math
 import platform
-from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -104,7 +103,7 @@ class Run:
         # a network of a person may have no such arguments
         stem = getattr(self.network, "arguments", {}).get("stem")
         if pretrained is None and stem == "whitening":
-            self.network.adapt(next(self.plain_images(ADAPTED_IMAGES, 1)))
+            self.network.adapt(self.plain_images(ADAPTED_IMAGES))
         self.model = self._with_images() if config.data.on_device else self.network
         distribution.compile(
             self.model,
@@ -146,10 +145,10 @@ class Run:
         classes = len(self.data.classes)
         return batches.map(lambda images, labels: (images, tf.one_hot(labels, classes)))
 
-    def plain_images(self, batch_size: int, count: int) -> Iterator[np.ndarray]:
-        """Return the first `count` batches of training images, not augmented."""
-        batches = datasets.evaluation_batches(self.data, self.data.train, batch_size, self.size)
-        return (images for images, _ in batches.take(count).as_numpy_iterator())
+    def plain_images(self, count: int) -> np.ndarray:
+        """Return at most `count` training images of all classes, not augmented."""
+        images, _ = datasets.sample(self.data, self.data.train, count, self.size)
+        return images
 
     def evaluation_data(self, split: datasets.Reader):
         """Return the images of a split as an input of `evaluate`."""

@@ -72,6 +72,18 @@ class TestSpecimen:
             assert label in np.array(labels)[places]
         assert len(set(opened.labels.tolist())) > 3
 
+    @pytest.mark.parametrize(("images", "more"), [(9, 3), (12, 12), (50, 12)])
+    def test_a_small_test_set_measures_errors_too(self, tmp_path, images, more):
+        pixels, labels = np.arange(12 * 64, dtype="uint8").reshape(12, 8, 8, 1), np.arange(12) % 10
+        names = ("x_train", "y_train", "x_test", "y_test")
+        np.savez(tmp_path / "a.npz", **dict(zip(names, 2 * (pixels, labels), strict=True)))
+        keras.utils.set_random_seed(0)
+        kp.create_model("digits_resnet8_preact").save(tmp_path / "a.keras")
+        data = Data("npz", dir=tmp_path / "a.npz")
+        opened = open_specimen(str(tmp_path / "a.keras"), "final", data, images, 0)
+        assert len(opened.x) == min(images, 12)
+        assert [len(each) for each in opened.more] == [more, more]
+
     def test_a_network_with_the_moving_statistics_of_new_layers_is_untrained(self, tmp_path):
         options = {"stacked": True, "input_shape": (8, 8, 1), "width_factor": 0.25}
         model = kp.models.resnet_cifar(26, **options)

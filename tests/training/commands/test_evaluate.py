@@ -96,6 +96,12 @@ class TestMeasure:
         assert (metrics["top5_accuracy"], metrics["accuracy"]) == (0.5, 0.25)
         assert "top5_accuracy" not in measure(logits[:1, :5], np.array([0]), list("abcde"))
 
+    def test_a_class_without_images_has_no_scores(self):
+        metrics = measure(scores([[1, 0, 0], [0, 1, 0]]), np.array([0, 1]), ["a", "b", "c"])
+        *_, b, c = report(metrics | {"model": "m", "data": "d", "views": "one"}).splitlines()
+        assert b.split() == ["b", *3 * ["100.00", "%"], "1"]
+        assert c.split() == ["c", "-", "-", "-", "0"]
+
     @pytest.mark.parametrize("value", [np.nan, -np.inf])
     def test_outputs_that_are_not_finite(self, value):
         logits = self.LOGITS.copy()

@@ -182,6 +182,15 @@ def first_lines(folder, capsys, monkeypatch, options="") -> str:
     return capsys.readouterr().out
 
 
+def test_the_first_lines_name_classes_without_training_images(tmp_path, capsys, monkeypatch):
+    """The labels 0 and 2 of arrays are three classes."""
+    images, labels = np.zeros((8, 8, 8, 1), "uint8"), np.arange(8) % 2 * 2
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    printed = first_lines(tmp_path, capsys, monkeypatch, "--data.name npz --data.dir a.npz")
+    assert "3 classes (training images): 0 (4), 1 (0), 2 (4)" in printed
+    assert "1 of 3 classes have no training images: 1." in printed
+
+
 def test_the_first_lines_say_what_a_person_may_not_expect(tmp_path, capsys, monkeypatch):
     """Classes of different sizes, a share of the images for the test, subfolders, broken files:
     the run directory lists those.

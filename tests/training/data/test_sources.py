@@ -148,6 +148,17 @@ class TestArrays:
             ({"y_train": LABELS[:8] / 2}, "labels float64"),
             ({"y_test": LABELS[8:] + 1}, "Received: 0 to 1, for test 1 to 2"),
             ({"y_train": LABELS[:8] - 1}, "Received: -1 to 0"),
+            (
+                {"y_train": np.eye(2)[LABELS[:8]]},
+                r"one class number each.* float64 \(8, 2\)",
+            ),
+            (
+                {"y_test": LABELS[8:].reshape(2, 2)},
+                r"one class number each.* int64 \(2, 2\)",
+            ),
+            ({"x_train": IMAGES[:0], "y_train": LABELS[:0]}, r"one or more.*\(0, 6, 6, 3\)"),
+            ({"x_test": IMAGES[:0], "y_test": LABELS[:0]}, r"x_test must be .*\(0, 6, 6, 3\)"),
+            ({"y_train": 0 * LABELS[:8], "y_test": 0 * LABELS[8:]}, "a.npz has one class, 0: "),
         ],
     )
     def test_arrays_that_are_not_images(self, tmp_path, changes, words):

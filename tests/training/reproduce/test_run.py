@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import numpy as np
 import pytest
@@ -109,8 +108,7 @@ def test_signals_of_networks(shortcut, gains):
         20, width_factor=0.25, input_shape=(8, 8, 1), shortcut=shortcut
     )
     images = harness.images(run.SAMPLE, 8, 8, 1)
-    running = types.SimpleNamespace(network=network, plain_images=lambda *_: iter([images]))
-    signals = run.signals_of(running)
+    signals = run.signals_of(network, images)
     assert [signals["forward"], signals["backward"]] == gains
     assert (signals["cosine"] is None) == (shortcut == "none")
 

@@ -20,9 +20,6 @@ from ...directory.histories import read_table
 from ...errors import UserError, command, nearest
 from ...functions import trust
 
-#: Test images that are shuffled before some are taken: the images of a folder are sorted by class.
-MIXED = 2000
-
 
 @dataclasses.dataclass(frozen=True)
 class Specimen:
@@ -35,8 +32,8 @@ class Specimen:
         trained: Whether the weights were trained.
         x, labels: The batch.
         data: Source of the batch, in words.
-        more: Further images and labels to count errors on; None if the labels mean
-            nothing.
+        more: Images and labels to count errors on, if possible others than those of the
+            batch; None if the labels mean nothing.
         entry: Name of the registered model, if the weights are new.
         history, health: Columns of a run's history.csv and health.csv, perhaps empty.
         measured_on: Images that the run's `val_accuracy` is measured on.
@@ -208,9 +205,7 @@ def _from_data(
     shape = model.input_shape[1:]
     measurements.fitting_classes(model.name, classes, model.output_shape[-1], source)
     size = shape[0] if len(shape) == 3 else source.size
-    rows = datasets.evaluation_batches(source, source.test, 1, size).unbatch()
-    mixed = rows.shuffle(min(MIXED, source.test.size), seed=0, reshuffle_each_iteration=False)
-    x, labels = next(mixed.batch(5 * images).as_numpy_iterator())
+    x, labels = datasets.sample(source, source.test, 5 * images, size)
     if not pixels:
         x = source.preprocessing.normalize(x)
     if len(shape) == 1:
@@ -220,9 +215,10 @@ def _from_data(
             f"{model.name} takes {shape}, the images of {source.name} are {x.shape[1:]}. Use "
             "--data to choose another data set."
         )
+    rest = slice(images if len(x) > images else 0, None)  # a small test set has no others
     return {
         "x": x[:images].astype("float32"),
         "labels": labels[:images],
         "data": f"{min(images, len(x))} test images of {source.name}",
-        "more": (x[images:].astype("float32"), labels[images:]) if len(x) > images else None,
+        "more": (x[rest].astype("float32"), labels[rest]),
     }

@@ -195,7 +195,7 @@ def _temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
     try:
         return fit_temperature(logits, labels)
     except ValueError as error:
-        print(f"The probabilities were not calibrated. {error}.")
+        print(f"The probabilities were not calibrated. {str(error).removesuffix('.')}.")
         return None
 
 
@@ -231,15 +231,18 @@ def _save_samples(images, folder: Path, count: int) -> int:
     """
     from PIL import Image
 
+    from ...data.images import keep
+
     disk.make(folder)
-    first = images.test.open().take(max(20 * len(images.classes), count))
     seen: collections.Counter[int] = collections.Counter()
-    ranked = []
-    for image, label in first.as_numpy_iterator():
-        ranked.append((seen[label], int(label), image))
+    places = []
+    for number, label in enumerate(images.test.all_labels().tolist()):
+        places.append((seen[label], label, number))
         seen[label] += 1
-    chosen = sorted(ranked, key=lambda entry: entry[:2])[:count]
-    for rank, label, image in chosen:
+    chosen = sorted(sorted(places)[:count], key=lambda place: place[2])
+    numbers = np.array([number for _, _, number in chosen])
+    pictures = images.test.open(keep(numbers, len(places))).as_numpy_iterator()
+    for (rank, label, _), (image, _) in zip(chosen, pictures, strict=True):
         name = f"{rank}_{images.classes[label].replace('/', '-')}.png"
         with disk.replacing(folder / name) as temporary:
             Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(temporary)

@@ -102,8 +102,11 @@ def report(metrics: dict) -> str:
         )
     lines.append(f"  {'class':<{width}}  precision     recall         f1  images")
     for name, row in metrics["per_class"].items():
-        scores = (f"{_percent(row[score]):>9}" for score in ("precision", "recall", "f1"))
-        lines.append(f"  {name:<{width}}  {'  '.join(scores)}  {row['images']:6d}")
+        scores = [_percent(row[score]) for score in ("precision", "recall", "f1")]
+        if not row["images"]:
+            scores = ["-", "-", "-"]
+        cells = "  ".join(f"{score:>9}" for score in scores)
+        lines.append(f"  {name:<{width}}  {cells}  {row['images']:6d}")
     if errors := metrics.get("corruptions"):
         lines.append(corruptions.report(errors))
     return "\n".join(lines)

@@ -124,7 +124,7 @@ def open_exported(model: Path, version: int | None) -> Exported:
         raise UserError(f"{found.path} is damaged: {error}") from error
     if not (hasattr(loaded, "core") and hasattr(loaded, "decode")):
         raise UserError(
-            f"{found.path} does not take image files. Export the network again with its "
-            f"preprocessing: {command('export')}"
+            f"{found.path} does not take image files. It needs images of 1 or 3 channels, and "
+            f"the preprocessing of the network in its export: {command('export')}"
         )
     return Exported(found.path, classes, crops, loaded, class_scores)
