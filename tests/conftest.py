@@ -20,6 +20,10 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # Runs would keep their compiled steps in the user's cache folder.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="keras-preact-compiled-")
 
+# Imports, collection and traces of graphs make millions of objects that stay. With Python's
+# threshold of 700, the garbage collector takes a fifth of the time of an import.
+gc.set_threshold(50_000, 20, 100)
+
 import hypothesis
 import keras
 import pytest
@@ -130,6 +134,13 @@ LONGEST = (
     "test_very_deep.py",
     "test_users_objects.py",
 )
+
+
+def pytest_ignore_collect(collection_path):
+    """On JAX and torch, do not import the files that have no test with the marker `backend`."""
+    if BACKEND == "tensorflow" or not collection_path.match("test_*.py"):
+        return None
+    return "mark.backend" not in collection_path.read_text() or None
 
 
 def pytest_collection_modifyitems(config, items):

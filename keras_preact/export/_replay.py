@@ -4,6 +4,7 @@
 writes `NAME/OUTPUT` for each output.
 """
 
+import gc
 import sys
 from collections.abc import Callable
 
@@ -60,4 +61,5 @@ def main(runtime: str, path: str, inputs: str, outputs: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # it takes a fifth of the time of TensorFlow's import, and this process is short
     main(*sys.argv[1:])

@@ -18,7 +18,7 @@ from keras_preact.classifiers import Outputs
 from keras_preact.export import _check, _scores
 from keras_preact.serving.servable import Servable
 from tests.keras_preact import harness
-from tests.keras_preact.export.test_export import in_this_process
+from tests.keras_preact.export.one_process import in_this_process
 from training.commands.predict.__main__ import predict
 
 pytestmark = pytest.mark.backend

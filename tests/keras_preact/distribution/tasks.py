@@ -34,8 +34,16 @@ def data(count=BATCH * 5, seed=0):
     return images.astype("float32"), labels.astype("int32")
 
 
-def cifar(depth, **options):
-    return kp.models.resnet_cifar(depth, input_shape=SHAPE, width_factor=0.25, **options)
+def residual(units, **options):
+    return kp.models.ResidualNetwork(
+        [(4, units)],
+        stem="3x3",
+        stem_filters=4,
+        block="basic",
+        input_shape=SHAPE,
+        classes=10,
+        **options,
+    )
 
 
 def sequential(*layers):
@@ -47,16 +55,8 @@ def head(**options):
 
 
 NETWORKS = {
-    "residual": lambda: cifar(8),
-    "stacked": lambda: kp.models.ResidualNetwork(
-        [(4, 4)],
-        stem="3x3",
-        stem_filters=4,
-        block="basic",
-        input_shape=SHAPE,
-        classes=10,
-        stacked=True,
-    ),
+    "residual": lambda: residual(1),
+    "stacked": lambda: residual(4, stacked=True),
     "unit": lambda: sequential(kp.ResidualUnit(4, strides=2), *head()),
     # with a square: no ReLU that changes its sign
     "normalized": lambda: sequential(

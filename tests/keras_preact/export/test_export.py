@@ -19,7 +19,6 @@ from keras_preact.export import (
     _check,
     _children,
     _flat,
-    _replay,
     _scores,
     saved_model,
 )
@@ -27,6 +26,7 @@ from keras_preact.export.version import INT8, Version
 from tests.keras_preact import harness
 from tests.keras_preact.export import image_files
 from tests.keras_preact.export.networks import grouped, stacked_with_dropout, two_stages
+from tests.keras_preact.export.one_process import in_this_process
 
 tf = pytest.importorskip("tensorflow")
 
@@ -86,16 +86,6 @@ class Export:
         inputs = {name: tf.constant(value) for name, value in inputs.items()}
         outputs = self.loaded.signatures[signature](**inputs)
         return {name: value.numpy() for name, value in outputs.items()}
-
-
-def in_this_process(path, batches, folder, runtime="saved_model"):
-    """A stand-in for `_check.replay`: starts no process."""
-    serve = _replay.RUNTIMES[runtime](str(path))
-    return {
-        f"{name}/{key}": value
-        for name, images in batches.items()
-        for key, value in serve(images).items()
-    }
 
 
 #: What differs on other backends is the file handed over: one model shows it.
@@ -519,7 +509,8 @@ def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeyp
     assert not list((tmp_path / "m" / "1").iterdir())
 
 
-#: Publishes a version; if told so, it waits for a line of stdin before it writes the card.
+#: For each line of stdin, "VERSION HOW FOLDER", publishes a version and answers "done". If it
+#: "waits", it answers that before it writes the card, and goes on after another line.
 PUBLISH = """
 import sys
 from pathlib import Path
@@ -528,32 +519,43 @@ replace = Path.replace
 def late(path, target):
     print("waits", flush=True), sys.stdin.readline()
     return replace(path, target)
-version, waits, folder = int(sys.argv[1]), sys.argv[2] == "waits", Path(sys.argv[3])
-Path.replace = late if waits else replace
-with _directory.workshop(folder) as temporary:
-    (temporary / "version").mkdir()
-    _directory.publish(temporary, folder, version, {})
+while line := sys.stdin.readline():
+    version, how, folder = line.split()
+    Path.replace = late if how == "waits" else replace
+    with _directory.workshop(Path(folder)) as temporary:
+        (temporary / "version").mkdir()
+        _directory.publish(temporary, Path(folder), int(version), {})
+    print("done", flush=True)
 """
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("slow", "quick"), [(1, 2), (2, 1)])
-def test_two_processes_that_publish_leave_the_card_of_the_highest(tmp_path, slow, quick):
+def test_two_processes_that_publish_leave_the_card_of_the_highest(tmp_path):
     """One has chosen the card and not written it while the other does all."""
+    command = [sys.executable, "-c", PUBLISH]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
-    def start(version, how):
-        command = [sys.executable, "-c", PUBLISH, str(version), how, str(tmp_path / "m")]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        return subprocess.Popen(command, text=True, **pipes)
+    def say(process, line):
+        print(line, file=process.stdin, flush=True)
 
-    waiting = start(slow, "waits")
-    assert waiting.stdout.readline() == "waits\n"
-    other = start(quick, "at once")
-    other.communicate(timeout=300)
-    waiting.communicate("\n" * 9, timeout=300)
-    assert (waiting.returncode, other.returncode) == (0, 0)
-    assert json.loads((tmp_path / "m/model_card.json").read_text())["version"] == 2
-    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1", "2", "model_card.json"]
+    with (
+        subprocess.Popen(command, text=True, **pipes) as waiting,
+        subprocess.Popen(command, text=True, **pipes) as other,
+    ):
+        for slow, quick in ((1, 2), (2, 1)):
+            folder = tmp_path / f"slow{slow}"
+            say(waiting, f"{slow} waits {folder}")
+            assert waiting.stdout.readline() == "waits\n"
+            say(other, f"{quick} at_once {folder}")
+            assert other.stdout.readline() == "done\n"
+            say(waiting, "go on")
+            while (answer := waiting.stdout.readline()) == "waits\n":  # it writes the card again
+                say(waiting, "go on")
+            assert answer == "done\n"
+            card = json.loads((folder / "model_card.json").read_text())
+            assert card["version"] == 2
+            names = sorted(path.name for path in folder.iterdir())
+            assert names == ["1", "2", "model_card.json"]
 
 
 @pytest.mark.usefixtures("quick")

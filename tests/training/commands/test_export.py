@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 import keras_preact as kp
+from keras_preact.export import _check
+from tests.keras_preact.export.one_process import in_this_process
 from tests.training import images as pictures
 from tests.training.calls import TINY, error_of, run_evaluate, words
 from training import cli
@@ -140,34 +142,36 @@ def test_errors(run, exported, tmp_path, monkeypatch, capsys):
     assert "logits differ" in error_of(capsys, export_run, run, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "policy", "precision", "note"),
-    [
-        ("--data.size 32 --precision float32", "float32", "float32", False),
-        ("--data.size 24 --precision mixed_bfloat16", "mixed_bfloat16", "float32", True),
-        ("--data.size 24 --precision float32", "float32", "bfloat16", True),
-        ("--data.size 24 --precision mixed_bfloat16", "mixed_bfloat16", "bfloat16", False),
-    ],
-)
-def test_the_card_is_about_the_export(options, policy, precision, note, tmp_path, monkeypatch):
+@pytest.fixture(scope="module", params=[("float32", 32), ("mixed_bfloat16", 24)])
+def photos(request, tmp_path_factory):
+    """A run on a folder of images that was evaluated, its precision and its size of images."""
+    policy, size = request.param
+    folder = tmp_path_factory.mktemp("photos")
+    pictures.write_folder(folder / "photos")
+    options = f"--data.dir {folder / 'photos'} --data.size {size} --precision {policy}"
+    options += f" --batch-size 4 --health 0 --output {folder / 'run'}"
+    train.main(["folder_small", *TINY, *words(options)])
+    run_evaluate(folder / "run")
+    return folder / "run", policy, size
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_card_is_about_the_export(photos, precision, tmp_path, monkeypatch):
     """A client that follows the card sends images that the model takes, and knows in which
     precision its accuracy was measured.
     """
-    monkeypatch.chdir(tmp_path)
-    pictures.write_folder(tmp_path / "photos")
-    options += " --data.dir photos --batch-size 4 --health 0 --output run"
-    train.main(["folder_small", *TINY, *words(options)])
-    run_evaluate("run")
-    assert json.loads((tmp_path / "run/metrics.json").read_text())["precision"] == policy
+    run, policy, size = photos
+    assert json.loads((run / "metrics.json").read_text())["precision"] == policy
+    monkeypatch.setattr(_check, "replay", in_this_process)
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        export_run("run", "saved_models", f"--precision {precision}")
-    measure_it = "evaluate saved_models/d" in out.getvalue()
-    assert measure_it is note
-    card = json.loads((tmp_path / "saved_models/d/model_card.json").read_text())
+        export_run(run, tmp_path, f"--precision {precision}")
+    measure_it = f"evaluate {tmp_path / 'd'}" in out.getvalue()
+    assert measure_it is (precision != policy.removeprefix("mixed_"))
+    card = json.loads((tmp_path / "d/model_card.json").read_text())
     shape = card["signatures"]["serving_default"]["inputs"]["images"]["shape"]
     preprocessing = card["preprocessing"]
-    assert shape[1:3] == [preprocessing["size"]] * 2 == [int(options.split()[1])] * 2
+    assert shape[1:3] == [preprocessing["size"]] * 2 == [size] * 2
     assert preprocessing["resize"] == round(preprocessing["size"] * 256 / 224)
-    described = json.loads((tmp_path / "run/config.json").read_text())
+    described = json.loads((run / "config.json").read_text())
     assert preprocessing == described["preprocessing"]
     assert (card["precision"], card["metrics"]["precision"]) == (precision, policy)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from keras_preact.export import _check
-from tests.keras_preact.export.test_export import in_this_process
+from tests.keras_preact.export.one_process import in_this_process
 from tests.training import images as pictures
 from tests.training.calls import (
     TINY,

@@ -13,7 +13,9 @@ import keras
 import numpy as np
 import pytest
 
+from keras_preact.export import _check
 from tests import own_modules
+from tests.keras_preact.export.one_process import in_this_process
 from tests.training.calls import TINY, assert_same_weights, error_of, run_evaluate, weights, words
 from training import cli
 from training.commands import audit, train
@@ -211,7 +213,9 @@ def test_a_dry_run_of_a_network_of_a_person(capsys):
     assert re.fullmatch(r"Model +plain, \d+ layers, float32", lines[0])
 
 
-def test_an_export_needs_no_code_of_a_person(parts_run, capsys):
+def test_an_export_needs_no_code_of_a_person(parts_run, monkeypatch, capsys):
+    monkeypatch.setattr(_check, "replay", in_this_process)
+
     def run_export(*arguments):
         cli.main("export", export, ["run", "--name", "m", *arguments])
 
