@@ -77,10 +77,9 @@ def problems(model: keras.Model, sample: Any = None) -> list[Problem] | None:
     ]
     found = []
     for output, loss, *metrics in zip(outputs, *parts, strict=True):
-        wrong = loss_problem(loss, output.activation, output.count)
-        texts = (
-            [wrong] if wrong else metric_problems(metrics, loss, output.activation, output.count)
-        )
+        end = output.activation, output.count
+        wrong = loss_problem(loss, *end)
+        texts = [wrong] if wrong else metric_problems(metrics, loss, *end)
         of = "loss" if wrong else "metrics"
         which = f"Output {output.name!r}: " if len(outputs) > 1 else ""
         found += [Problem(of, output.name, f"{which}{text}") for text in texts]
@@ -110,8 +109,8 @@ def _output(graph: Graph, tensor: int) -> Output:
         return Output("the input", "other", count)
     step = graph.steps[i]
     activation = activation_of(step.operation)
-    if activation == "other" and isinstance(step.operation, keras.Layer):
-        inputs = [graph.specs[number] for number in step.inputs]
+    inputs = [graph.specs[number] for number in step.inputs]
+    if activation == "other" and inputs and isinstance(step.operation, keras.Layer):
         with contextlib.suppress(ValueError):  # it cannot be traced
             inside = outputs_of(step.operation, inputs if len(inputs) > 1 else inputs[0])
             activation = inside[step.outputs.index(origin)].activation

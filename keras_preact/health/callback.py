@@ -185,7 +185,7 @@ class TrainingHealth(keras.callbacks.Callback):
         if self._activations is not None and (wrong := self._activations.wrong_input()):
             self._report("input", wrong)
         for problem in compiled.problems(model, self.sample) or ():
-            self._report(f"{problem.of} of {problem.output}", problem.text)
+            self._report(problem.text, problem.text)  # an output may have several
         if keras.backend.backend() != "torch":  # torch compiles nothing for an optimizer
             model.make_train_function(force=True)
 

@@ -260,6 +260,17 @@ def test_training_health_reports_it_once_before_the_first_update(name, sample):
     assert all("it would learn little" in message for message in messages)
 
 
+def test_training_health_reports_every_metric():
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, layers.Dense(1)(inputs))
+    model.compile("sgd", losses.BinaryCrossentropy(from_logits=True), metrics=["accuracy", "AUC"])
+    messages = []
+    for health in [kp.TrainingHealth(report=messages.append)] * 2:
+        model.fit(X, np.arange(8) % 2, verbose=0, callbacks=[health])
+    remedies = [message.partition("keras.metrics.")[2] for message in messages]
+    assert remedies == ["BinaryAccuracy(threshold=0)", "AUC(from_logits=True)"]
+
+
 @pytest.mark.parametrize(
     ("activation", "loss", "metric", "status", "words"),
     [
