@@ -29,13 +29,13 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def network(depth: int = 110, **arguments: Any) -> "ResidualNetwork":
-    """Return a network with a quarter of the channels for 8 x 8 digits, seed 0."""
+def network(depth: int = 110, *, seed: int = 0, **arguments: Any) -> "ResidualNetwork":
+    """Return a network with a quarter of the channels for 8 x 8 digits."""
     import keras
 
     import keras_preact as kp
 
-    keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(seed)
     model: ResidualNetwork = kp.models.resnet_cifar(
         depth, **dict(ARGUMENTS) | {"block": "basic"} | arguments
     )

@@ -1,6 +1,7 @@
 """Claims of the theory of wide and deep networks at initialisation."""
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def _conditions(shortcut: str, initializer: str = "") -> list[float]:
     image = digits()[0][:1]
     found = []
     for units in UNITS:
-        options = {"kernel_initializer": initializer} if initializer else {}
+        options: dict[str, Any] = {"kernel_initializer": initializer} if initializer else {}
         model = network(6 * units + 2, shortcut=shortcut, **options)
         start = kp.analysis.between(model, None, units + 1)(image)
         stage = kp.analysis.between(model, units + 1, 2 * units)
