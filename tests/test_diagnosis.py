@@ -50,6 +50,17 @@ def test_moving_statistics(hook, digits):
     assert max(broken.history["val_accuracy"]) < 0.5 < max(repaired.history["val_accuracy"])
 
 
+def test_logits_in_a_loss_for_probabilities(hook, digits):
+    found = hook.logits(*digits, epochs=4)
+    broken, repaired = found["runs"].values()
+    assert found["audit"]["loss and metrics"].status == Status.FAIL
+    assert broken.messages[0].startswith("The network returns logits, and the loss expects")
+    assert repaired.messages == []
+    assert min(broken.history["loss"]) > 4
+    assert broken.history["accuracy"][-1] < 0.3
+    assert repaired.history["accuracy"][-1] > 0.7
+
+
 def test_pixels(hook, digits):
     found = hook.scale(*digits, epochs=4)
     *wrong, right = found["accuracies"]

@@ -73,11 +73,11 @@ def network(depth, activated=False, momentum=0.9, width=8):
     return keras.Model(inputs, layers.Dense(10)(x), name="own")
 
 
-def train(model, images, labels, rate=0.1, epochs=4, callbacks=()):
+def train(model, images, labels, rate=0.1, epochs=4, from_logits=True, callbacks=()):
     """Train on 1,437 digits, and test on the other 360 after each epoch."""
     model.compile(
         kp.optimizers.CoupledSGD(rate, momentum=0.9, coupled_weight_decay=1e-4),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        keras.losses.SparseCategoricalCrossentropy(from_logits),
         metrics=["accuracy"],
     )
     return model.fit(
@@ -137,6 +137,11 @@ def resnet(depth=56, **options) -> keras.Model:
     return kp.models.resnet_cifar(depth, width_factor=0.5, input_shape=(8, 8, 1), **options)
 
 
+def _falling(epochs: int) -> keras.optimizers.schedules.LearningRateSchedule:
+    """Return a rate that reaches 0 at the end of a run."""
+    return kp.schedules.cosine_schedule(0.1, steps=23 * epochs)
+
+
 def flat(pixels, labels, depth=110, epochs=4) -> dict:
     """A factor of 0.5 on every shortcut."""
     images = normalized(pixels)
@@ -147,6 +152,20 @@ def flat(pixels, labels, depth=110, epochs=4) -> dict:
         "identity shortcuts": run(lambda: resnet(depth), images, labels, epochs=epochs)[0],
     }
     return {"runs": runs, "audit": audited(scaled(), images, labels)}
+
+
+def logits(pixels, labels, epochs=8) -> dict:
+    """Logits in a loss that expects probabilities."""
+    images = normalized(pixels)
+    options = {"rate": _falling(epochs), "epochs": epochs}
+    wrong, right = (
+        run(functools.partial(network, 8), images, labels, from_logits=from_logits, **options)
+        for from_logits in (False, True)
+    )
+    return {
+        "runs": {"`from_logits=False`": wrong[0], "`from_logits=True`": right[0]},
+        "audit": audited(wrong[1], images, labels),
+    }
 
 
 def stale(pixels, labels, epochs=8) -> dict:
@@ -204,7 +223,7 @@ def scale(pixels, labels, epochs=8) -> dict:
 def depth(pixels, labels, depths=(8, 56), epochs=8) -> dict:
     """The shortcut takes the activated x."""
     images = normalized(pixels)
-    rate = kp.schedules.cosine_schedule(0.1, steps=23 * epochs)
+    rate = _falling(epochs)
     runs = {
         f"{shortcut} on the shortcut, {layers} layers": run(
             functools.partial(network, layers, shortcut == "BN-ReLU(x)"),
@@ -220,7 +239,7 @@ def depth(pixels, labels, depths=(8, 56), epochs=8) -> dict:
 
 
 CASES: Mapping[str, Callable[..., dict]] = {
-    each.__name__: each for each in (flat, stale, nan, scale, depth)
+    each.__name__: each for each in (flat, logits, stale, nan, scale, depth)
 }
 
 
@@ -290,7 +309,7 @@ def figures() -> Iterator[tuple[str, Any]]:
     """Yield names and figures of the cases whose runs are drawn."""
     from keras_preact.analysis.figures import training_curves
 
-    for case in ("flat", "stale", "depth"):
+    for case in ("flat", "logits", "stale", "depth"):
         runs = measured()[case]["runs"]
         histories = {name: each["history"] for name, each in runs.items()}
         yield f"diagnosis_{case}", training_curves(histories)
