@@ -126,13 +126,14 @@ def export(
             )
     except (kp.export.ExportError, ImportError) as error:
         raise UserError(str(error)) from error
-    _report(exported, path, precision)
+    takes_files = _report(exported, path, precision)
     if metrics and about["precision"] != POLICIES.get(precision):
         print(
             f"The metrics in the card were measured in {about['precision']}, in the run. To "
             f"measure the export: {command('evaluate', output / name)}"
         )
-    print(f"Next: {command('predict', output / name, 'IMAGE')}, or {command('serve', output)}")
+    predict = f"{command('predict', output / name, 'IMAGE')}, or " if takes_files else ""
+    print(f"Next: {predict}{command('serve', output)}")
 
 
 def _save_file(
@@ -216,12 +217,15 @@ def _divided(model: "keras.Model", temperature: float) -> "keras.Model":
     return model
 
 
-def _report(exported: Path, source: Path, precision: str) -> None:
-    """Print what was written and how it compares with the network in `source`."""
+def _report(exported: Path, source: Path, precision: str) -> bool:
+    """Print what was written and how it compares with the network in `source`. Return
+    whether it takes image files.
+    """
     from keras_preact.export.version import CARD, Version
 
     with Version(exported).reading_card() as card:
         parameters, check = card["parameters"]["total"], card["check"]
+        takes_files = "predict_bytes" in card["signatures"]
     size = sum(file.stat().st_size for file in exported.rglob("*") if file.is_file())
     print(
         f"Wrote {exported} ({filesize.decimal(size)}, {parameters:,} parameters) "
@@ -235,6 +239,7 @@ def _report(exported: Path, source: Path, precision: str) -> None:
             f"Accuracy on {accuracy['images']} test images: {100 * accuracy[precision]:.2f} % in "
             f"{precision}, {100 * accuracy['model']:.2f} % in the run."
         )
+    return takes_files
 
 
 def main(argv: Sequence[str]) -> None:
