@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -99,7 +99,7 @@ def export(
             f"{command('evaluate', run, *option)} before the export."
         )
     if temperature == "fitted":
-        temperature = _fitted_temperature(metrics, run)
+        temperature = _fitted_temperature(metrics, config, run, checkpoint)
     model = _divided(model, temperature)
     # the card is about the export, and its metrics about the network of the run
     about = {"temperature": temperature, "precision": models.precision(model)}
@@ -196,13 +196,17 @@ def _portable(metrics: dict) -> dict:
     return {key: value for key, value in metrics.items() if key not in ("model", "hashes")}
 
 
-def _fitted_temperature(metrics: dict | None, run: Path) -> float:
-    if metrics is None or "calibrated" not in metrics:
-        raise UserError(
-            f"The metrics of {run} have no temperature: `keras-preact evaluate` fits one on the "
-            "held-out images of a run (train with --data.holdout 0.1)."
-        )
-    return metrics["calibrated"]["temperature"]
+def _fitted_temperature(
+    metrics: dict | None, config: Mapping[str, Any], run: Path, checkpoint: str
+) -> float:
+    if metrics is not None and "calibrated" in metrics:
+        return metrics["calibrated"]["temperature"]
+    option = [] if checkpoint == "final" else ["--checkpoint", checkpoint]
+    again = f"Run {command('evaluate', run, *option)} first: it fits one on the held-out images."
+    if config.get("images", {}).get("holdout") == 0:
+        again = "The run has no held-out images: train with --data.holdout 0.1."
+    reason = (metrics or {}).get("not_calibrated", again)
+    raise UserError(f"The metrics of {run} have no temperature. {reason}")
 
 
 def _divided(model: "keras.Model", temperature: float) -> "keras.Model":

@@ -221,3 +221,30 @@ def test_the_next_step_works(of_channels, channels, tmp_path, monkeypatch, capsy
         assert "take image files" in error_of(capsys, predict.main, arguments)
         others = [first]
     assert others == [f"keras-preact serve {tmp_path}"]
+
+
+@pytest.mark.parametrize(
+    ("run_of", "options", "remove", "words_of_the_error"),
+    [
+        ("run", "", "metrics.json", "The run has no held-out images: train with --data.holdout"),
+        ("everything", "", "metrics.json", "Run keras-preact evaluate {run} first"),
+        (
+            "everything",
+            "--checkpoint best",
+            "",
+            "evaluate {run} --checkpoint best first",
+        ),
+        ("of_channels", "", "", "all 2 images are classified correctly, or no better than by"),
+        ("of_channels", "", "metrics.json", "Run keras-preact evaluate {run} first"),
+    ],
+)
+def test_why_no_temperature_was_fitted(
+    run_of, options, remove, words_of_the_error, request, tmp_path, capsys
+):
+    found = request.getfixturevalue(run_of)
+    run = tmp_path / "run"
+    shutil.copytree(found if isinstance(found, Path) else found(3)[0], run)
+    if remove:
+        (run / remove).unlink(missing_ok=True)
+    error = error_of(capsys, export_run, run, tmp_path, "--temperature fitted", options)
+    assert words_of_the_error.format(run=run) in error
