@@ -132,6 +132,11 @@ def _tfds(data: Data) -> ImageData:
         test=Records(builder, "validation" if imagenet else test),
         holdout=Records(builder, "validation") if own and data.holdout else holdout,
         measured=not imagenet,
+        notes=(
+            f"{data.name} was prepared without shuffling: its last {held:,} training images are "
+            "held out, perhaps of few classes.",
+        )
+        * (builder.info.disable_shuffling and held > 0),
         origins=(own_held_out(data, f"the split validation of {data.name}"),) * own,
     )
 
