@@ -103,7 +103,11 @@ class Reader:
 
     def chosen(self, count: int) -> Any:
         """Return a tf.data.Dataset of the elements of a `sample`, in a random order."""
-        return tf.data.Dataset.from_tensor_slices(Order(self.size, 0).permutation(0)[:count])
+        return tf.data.Dataset.from_tensor_slices(self._drawn(count))
+
+    def _drawn(self, count: int) -> np.ndarray:
+        """Return the numbers of the images of a `sample`."""
+        return Order(self.size, 0).permutation(0)[:count]
 
     def _decoded(self, elements: Any) -> Any:
         def read(element):
@@ -350,7 +354,7 @@ class Records(Reader):
 
     def chosen(self, count):
         # The first records may have all one class: a data set may be prepared without shuffling.
-        numbers = Order(self.size, 0).permutation(0)[:count]
+        numbers = self._drawn(count)
         ends = np.cumsum([shard.take for shard in self._shards])
         places = np.searchsorted(ends, numbers, side="right").tolist()
         in_shards: dict[int, list[int]] = {place: [] for place in sorted(places)}
