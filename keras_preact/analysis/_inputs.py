@@ -90,9 +90,10 @@ def check_labels(labels, examples: int):
 def classifier(graph: Graph) -> Outputs:
     """Return what the outputs of a model mean, if it is a classifier."""
     output = graph.outputs[0]
-    producer = graph.producers.get(graph.origin(output))
+    tensor, are_averages = graph.pooled(output)
+    producer = graph.producers.get(tensor)
     operation = None if producer is None else graph.steps[producer].operation
-    return outputs_of(graph.model, operation, graph.specs[output].shape[-1])
+    return outputs_of(graph.model, operation, graph.specs[output].shape[-1], are_averages)
 
 
 def logit_calls(graph: Graph, analysis: str) -> dict[int, Callable]:
