@@ -127,7 +127,9 @@ class Outputs:
         return keras.losses.BinaryCrossentropy(from_logits=self.are_logits)
 
 
-def outputs_of(model: keras.Model, operation: Any, count: int) -> Outputs:
+def outputs_of(
+    model: keras.Model, operation: Any, count: int, are_averages: bool = True
+) -> Outputs:
     """Return what the outputs of a model mean.
 
     Without an activation they are logits: of a binary classifier if there is one, of
@@ -138,8 +140,9 @@ def outputs_of(model: keras.Model, operation: Any, count: int) -> Outputs:
         model: The model.
         operation: The layer or operation that makes its output.
         count: Number of outputs.
+        are_averages: Whether only averages are pooled after the operation.
     """
-    activation = activation_of(operation)
+    activation = activation_of(operation, are_averages)
     if activation in PROBABILITIES:
         return Outputs(count, activation, are_logits=False)
     return Outputs(count, activation_of_logits(count, getattr(model, "loss", None)), True)
@@ -155,10 +158,20 @@ def activation_of_logits(count: int, loss: Any = None) -> str:
     return "sigmoid" if count == 1 or is_binary(loss) else "softmax"
 
 
-def activation_of(operation: Any) -> str:
+def activation_of(operation: Any, are_averages: bool = True) -> str:
     """Return the name of the activation that ends a layer or operation: `"softmax"`,
     `"sigmoid"`, `"linear"` for none, or `"other"`.
+
+    Args:
+        operation: The layer or operation.
+        are_averages: Whether only averages are pooled after it: the maxima of a softmax
+            are no probabilities of one class among many.
     """
+    if not are_averages:
+        activation = activation_of(operation)
+        return "other" if activation == "softmax" else activation
+    if isinstance(operation, keras.layers.TimeDistributed):
+        return activation_of(operation.layer)
     if isinstance(operation, keras.layers.Softmax):
         return "softmax" if operation.axis in (-1, 1) else "other"
     kind = type(operation).__name__.lower()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+from keras import KerasTensor
 
 from keras_preact.backend import keras_private
 from keras_preact.classifiers import PROBABILITIES, activation_of, is_binary, only_loss
@@ -103,17 +104,22 @@ def outputs_of(model: keras.Layer, inputs: Any) -> list[Output]:
 def _output(graph: Graph, tensor: int) -> Output:
     shape = graph.specs[tensor].shape
     count = shape[-1] if shape else None
-    origin = graph.origin(tensor)
+    origin, are_averages = graph.pooled(tensor)
     i = graph.producers.get(origin)
     if i is None:
         return Output("the input", "other", count)
     step = graph.steps[i]
-    activation = activation_of(step.operation)
-    inputs = [graph.specs[number] for number in step.inputs]
-    if activation == "other" and inputs and isinstance(step.operation, keras.Layer):
+    layer, inputs = step.operation, [graph.specs[number] for number in step.inputs]
+    activation = activation_of(layer, are_averages)
+    if isinstance(layer, keras.layers.TimeDistributed):
+        layer = layer.layer
+        inputs = [KerasTensor((x.shape[0], *x.shape[2:]), x.dtype) for x in inputs]
+    if activation == "other" and inputs and isinstance(layer, keras.Layer):
         with contextlib.suppress(ValueError):  # it cannot be traced
-            inside = outputs_of(step.operation, inputs if len(inputs) > 1 else inputs[0])
+            inside = outputs_of(layer, inputs if len(inputs) > 1 else inputs[0])
             activation = inside[step.outputs.index(origin)].activation
+            if activation == "softmax" and not are_averages:
+                activation = "other"
     return Output(step.name, activation, count)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import keras
+import numpy as np
 from keras import KerasTensor, ops
 
 from keras_preact.backend import keras_private
@@ -393,6 +394,19 @@ class Graph:
             tensor = self.steps[i].inputs[0]
         return tensor
 
+    def pooled(self, tensor: int) -> tuple[int, bool]:
+        """Return the tensor before the poolings that end in a tensor, and whether all of
+        them are averages.
+        """
+        are_averages = True
+        while (i := self.producers.get(tensor := self.origin(tensor))) is not None:
+            pooling = _pooling(self.steps[i], self.specs)
+            if pooling is None:
+                break
+            are_averages &= pooling == "average"
+            tensor = self.steps[i].inputs[0]
+        return tensor, are_averages
+
     @functools.cached_property
     def consumers(self) -> dict[int, list[int]]:
         """Dictionary from each tensor to the steps that read it."""
@@ -469,6 +483,19 @@ class Graph:
 
 def _keeps_values(step: Step) -> bool:
     return step.kind in _KEEPING or (step.kind == "Activation" and not step.roles)
+
+
+def _pooling(step: Step, specs: Sequence[KerasTensor]) -> str | None:
+    """Return `"average"` or `"maximum"` for a step that pools each channel over places."""
+    if step.kind in ("Mean", "Max"):  # operations
+        rank = len(specs[step.inputs[0]].shape)
+        axes = step.operation.axis
+        axes = range(rank) if axes is None else np.atleast_1d(axes) % rank
+        if {0, rank - 1} & set(axes):
+            return None
+    elif "Pooling" not in step.kind:
+        return None
+    return "maximum" if "Max" in step.kind else "average"
 
 
 def has_own_kernel(layer) -> bool:

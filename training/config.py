@@ -209,7 +209,7 @@ class Data:
     random."""
     holdout: float = 0
     """Training images to hold out: a number, or a share such as 0.1. The best checkpoint is chosen
-    on them."""
+    on them. A data set that has validation images beside its test images holds those out."""
     test: float = 0
     """Share of each class to test on, such as 0.2, for a folder without test or val. Every run
     tests the same images, whatever its seed."""

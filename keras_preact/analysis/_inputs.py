@@ -3,11 +3,13 @@
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_preact._samples import as_taken
 from keras_preact.backend import autodiff, keras_private
 from keras_preact.backend.arrays import as_numpy
 from keras_preact.classifiers import PROBABILITIES, Outputs, activation_of, outputs_of
@@ -19,21 +21,21 @@ from keras_preact.models.base import UnitNetwork
 _LARGEST_SCALE = 100
 
 
-def check_sample(model: keras.Layer, sample, argument: str = "x") -> list[np.ndarray]:
-    """Return the sample as arrays in the dtypes of the model's inputs, one per input.
+def check_sample(model: keras.Layer, sample, argument: str = "x"):
+    """Return the sample as the model takes it, see `as_taken`, as arrays in the dtypes of the
+    model's inputs.
 
     Raises:
         ValueError: if it is empty, has values that are not finite numbers, or does not
             fit the model.
     """
-    parts = sample if isinstance(sample, list | tuple) else [sample]
-    arrays = [as_numpy(part) for part in parts]
-    inputs = getattr(model, "inputs", None) or [None] * len(arrays)
-    if len(inputs) != len(arrays):
-        raise ValueError(
-            f"The model has {len(inputs)} inputs. Received: {len(arrays)} arrays as `{argument}`"
-        )
-    return [_check(array, symbol, argument) for array, symbol in zip(arrays, inputs, strict=True)]
+    batch = as_taken(model, sample, argument)
+    parts = keras.tree.flatten(batch)
+    inputs = getattr(model, "inputs", None) or [None] * len(parts)
+    arrays = [
+        _check(as_numpy(part), symbol, argument) for part, symbol in zip(parts, inputs, strict=True)
+    ]
+    return keras.tree.pack_sequence_as(batch, arrays)
 
 
 def _check(array: np.ndarray, symbol, argument: str) -> np.ndarray:
@@ -65,7 +67,7 @@ def watch(model: keras.Model, x) -> None:
     expects. The warning names the caller of the function that calls this one.
     """
     if isinstance(model, UnitNetwork):
-        [array] = x if isinstance(x, list | tuple) else [x]
+        [array] = keras.tree.flatten(as_taken(model, x))
         problem = first_batch.expected_input(model).problem(as_numpy(array))
         if problem is not None:
             warnings.warn(problem, stacklevel=3)
@@ -88,9 +90,10 @@ def check_labels(labels, examples: int):
 def classifier(graph: Graph) -> Outputs:
     """Return what the outputs of a model mean, if it is a classifier."""
     output = graph.outputs[0]
-    producer = graph.producers.get(graph.origin(output))
+    tensor, are_averages = graph.pooled(output)
+    producer = graph.producers.get(tensor)
     operation = None if producer is None else graph.steps[producer].operation
-    return outputs_of(graph.model, operation, graph.specs[output].shape[-1])
+    return outputs_of(graph.model, operation, graph.specs[output].shape[-1], are_averages)
 
 
 def logit_calls(graph: Graph, analysis: str) -> dict[int, Callable]:
@@ -215,9 +218,14 @@ def before_activation(step: Step) -> Callable | None:
     return None if step.has_kernel else lambda x: x
 
 
-def one(arrays: list[np.ndarray]):
-    """Return a batch as a model takes it: an array, or a list for several inputs."""
-    return arrays if len(arrays) > 1 else arrays[0]
+def examples(batch, chosen: slice | np.ndarray = slice(None)) -> Any:
+    """Return some examples of a batch in any structure."""
+    return keras.tree.map_structure(lambda array: array[chosen], batch)
+
+
+def size(batch) -> int:
+    """Return the number of examples in a batch in any structure."""
+    return len(keras.tree.flatten(batch)[0])
 
 
 def scaled_loss(
@@ -238,7 +246,6 @@ def checked_loss(
     Raises:
         ValueError: for a batch, labels or a loss that do not fit the model.
     """
-    arrays = check_sample(model, x)
-    batch = one(arrays)
-    total = loss_of(Graph(model, batch), check_labels(labels, len(arrays[0])), loss)
+    batch = check_sample(model, x)
+    total = loss_of(Graph(model, batch), check_labels(labels, size(batch)), loss)
     return scaled_loss(model, batch, total, training)

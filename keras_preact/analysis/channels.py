@@ -30,7 +30,7 @@ def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelP
 
     Args:
         model: See `kp.analysis.propagation`.
-        x: A batch of inputs, or a list for a model with several inputs.
+        x: A batch of inputs, or a list or a dictionary for several inputs.
         training: Whether normalisations use the statistics of the batch, and dropout
             drops.
 

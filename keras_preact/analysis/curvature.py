@@ -187,9 +187,9 @@ def gradient_noise(
 
     Source: Appendix A.1 of arXiv 1812.06162.
     """
-    arrays = _inputs.check_sample(model, x)
+    batch = _inputs.check_sample(model, x)
     _inputs.watch(model, x)
-    examples = len(arrays[0])
+    examples = _inputs.size(batch)
     if not _checks.is_int(parts) or parts < 2 or examples % parts:
         raise ValueError(
             f"`parts` must be at least 2 and divide the {examples} examples. Received: "
@@ -197,11 +197,11 @@ def gradient_noise(
         )
     labels = _inputs.check_labels(labels, examples)
     variables, size = model.trainable_variables, examples // parts
-    graph = Graph(model, _inputs.one([array[:size] for array in arrays]))
+    graph = Graph(model, _inputs.examples(batch, slice(size)))
     mean: list = [0.0] * len(variables)
     squares = []
     for start in range(0, examples, size):
-        part = _inputs.one([array[start : start + size] for array in arrays])
+        part = _inputs.examples(batch, slice(start, start + size))
         part_labels = None if labels is None else labels[start : start + size]
         total = _inputs.loss_of(graph, part_labels, loss)
         value, scale = _inputs.scaled_loss(model, part, total, training)

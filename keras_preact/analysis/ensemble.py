@@ -47,7 +47,7 @@ def lesions(
 
     Args:
         model: A trained classifier with residual units, stacked or not.
-        x: Inputs, `(examples, ...)`.
+        x: Inputs, `(examples, ...)`; a list or a dictionary for several inputs.
         labels: Class numbers, `(examples,)`.
         dropped: Sets of units to remove, as indices from 0. None: each unit by itself.
         batch_size: Number of examples per batch.
@@ -68,19 +68,15 @@ def lesions(
 
     Source: Sec. 4 of arXiv 1605.06431 (Veit et al.).
     """
-    if isinstance(x, list | tuple):
-        raise ValueError(
-            "`x` must be one array, because lesions need a model with one input. Received: "
-            f"{len(x)} arrays"
-        )
-    [x] = _inputs.check_sample(model, x)
+    batch = _inputs.check_sample(model, x)
     _inputs.watch(model, x)
-    labels = _inputs.check_labels(labels, len(x))
+    examples = _inputs.size(batch)
+    labels = _inputs.check_labels(labels, examples)
     if labels is None:
         raise ValueError("`labels` must hold a class for each example. Received: labels=None")
     _checks.positive_int(batch_size, "batch_size")
-    size = min(batch_size, len(x))
-    observed = Observed(model, x[:size], training=False)
+    size = min(batch_size, examples)
+    observed = Observed(model, _inputs.examples(batch, slice(size)), training=False)
     outputs = _inputs.classifier(observed.graph)
     labels = _inputs.check_classes(labels, observed.graph, outputs)
     units = len(observed.names)
@@ -92,9 +88,9 @@ def lesions(
                 f"`dropped` must hold indices of the {units} units, from 0. Received: {indices}"
             )
 
-    def predicted(images, factors):
+    def predicted(factors, *inputs):
         values, _ = observed.run(
-            lambda trace, axis: ops.zeros(()), inputs=[images], residual_scale=factors
+            lambda trace, axis: ops.zeros(()), inputs=inputs, residual_scale=factors
         )
         return values[observed.graph.outputs[0]]
 
@@ -104,12 +100,13 @@ def lesions(
         factors = np.ones(units, "float32")
         factors[list(without)] = 0
         wrong = np.empty(labels.shape, bool)
-        for start in range(0, len(x), size):
-            examples = np.arange(start, min(start + size, len(x)))
-            batch = x[np.resize(examples, size)]  # always the size that the network is compiled for
-            got = as_numpy(compiled(ops.convert_to_tensor(batch), ops.convert_to_tensor(factors)))
-            answers = outputs.answers(got[: len(examples)])
-            wrong[examples] = answers != labels[examples]
+        for start in range(0, examples, size):
+            chosen = np.arange(start, min(start + size, examples))
+            # always the size that the network is compiled for
+            arrays = keras.tree.flatten(_inputs.examples(batch, np.resize(chosen, size)))
+            got = as_numpy(compiled(*map(ops.convert_to_tensor, [factors, *arrays])))
+            answers = outputs.answers(got[: len(chosen)])
+            wrong[chosen] = answers != labels[chosen]
         return float(wrong.mean())
 
     errors = np.array([error(indices) for indices in sets])

@@ -47,7 +47,7 @@ def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = No
 
     Source: Eq. 1 and 2 of arXiv 1610.02391.
     """
-    arrays = _inputs.check_sample(model, images, "images")
+    arrays = keras.tree.flatten(_inputs.check_sample(model, images, "images"))
     _inputs.watch(model, images)
     if len(arrays) > 1 or arrays[0].ndim != 4:
         raise ValueError(

@@ -25,7 +25,7 @@ class Observed:
 
     Args:
         model: Any Keras model with residual units.
-        x: A batch, or a list for a model with several inputs.
+        x: A batch; for a model with several inputs a list, or a dictionary by their names.
         labels: Class numbers, or what `loss` takes. None: no labels.
         loss: See `_inputs.loss_of`.
         training: Whether the model is called in training mode.
@@ -36,8 +36,7 @@ class Observed:
         graph: Graph of the model, in which a unit or stack of this package is one step.
         units: Residual units in order. A stack counts as one.
         names: Names of all units, including the units of stacks.
-        batch: The batch as the model takes it: an array, or a list for several inputs.
-        inputs: The batch as a list of arrays.
+        batch: The batch as the model takes it, of arrays, see `as_taken`.
 
     Raises:
         ValueError: for a batch or a model that does not fit.
@@ -53,8 +52,7 @@ class Observed:
         logits: str | None = None,
     ):
         self.model = model
-        self.inputs = _inputs.check_sample(model, x)
-        self.batch = self.inputs if isinstance(x, list | tuple) else self.inputs[0]
+        self.batch = _inputs.check_sample(model, x)
         self.graph = Graph(
             model,
             self.batch,
@@ -72,7 +70,7 @@ class Observed:
         self._copies: dict[int, list[ResidualUnit]] = {}
         self.calls = _inputs.logit_calls(self.graph, logits) if logits else {}
         self.loss = _inputs.loss_of(
-            self.graph, _inputs.check_labels(labels, len(self.inputs[0])), loss
+            self.graph, _inputs.check_labels(labels, _inputs.size(self.batch)), loss
         )
 
     @property
@@ -111,7 +109,7 @@ class Observed:
                 calls[unit.step] = functools.partial(self._run_layer, unit, look, results, options)
             elif isinstance(unit, Addition):
                 scales[unit.residual] = scale
-        values = self.graph.values(self.inputs if inputs is None else inputs)
+        values = self.graph.values(self.batch if inputs is None else inputs)
 
         def change(tensors: Sequence[int]) -> None:
             for number in tensors:
@@ -250,9 +248,9 @@ class Observed:
         shapes = {number: tuple(self.graph.specs[number].shape[1:]) for number in numbers}
         if any(None in shape for shape in shapes.values()):  # the network takes images of any size
             with keras.StatelessScope():
-                values = self.graph.run(self.graph.values(self.inputs))
+                values = self.graph.run(self.graph.values(self.batch))
             shapes = {number: tuple(values[number].shape[1:]) for number in numbers}
-        examples = len(self.inputs[0])
+        examples = _inputs.size(self.batch)
         stacks = [(), *((unit.depth,) * unit.is_stack for unit in self.units)]
         arrays = [
             np.zeros((*units, examples, *shapes[number]), "float32")

@@ -95,9 +95,9 @@ def propagation(
     Args:
         model: Any Keras model with residual units: one of this package, stacked or not,
             or any other in which two paths that start at one tensor are added.
-        x: A batch of inputs, or a list for a model with several inputs. For a network of
-            this package, values outside the range that it expects cause a warning, as
-            in its `fit`.
+        x: A batch of inputs. For a model with several inputs a list, or a dictionary by
+            their names. For a network of this package, values outside the range that it
+            expects cause a warning, as in its `fit`.
         labels: Class numbers, one per example, or what `loss` takes.
         loss: A function `(labels, output)`. None: with labels, the cross-entropy from
             the logits or probabilities that the model returns; without labels, half the

@@ -42,6 +42,14 @@ def value_or_none(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def inputs_of(model: keras.Layer) -> Any:
+    """Return the Keras tensors that a functional or sequential model was built from, in
+    their structure; None for any other model.
+    """
+    functional = getattr(model, "_functional", None) or model  # a Sequential holds one
+    return getattr(functional, "_inputs_struct", None)
+
+
 def forget_jax_state(model: keras.Model) -> None:
     """Let a model forget the values that Keras held when an error ended its training."""
     model._jax_state = None

@@ -4,7 +4,7 @@ inference.
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_preact import preprocessing
 from keras_preact._paths import below
+from keras_preact._samples import as_taken
 from keras_preact.backend import autodiff, keras_private
 from keras_preact.backend.arrays import as_numpy
 from keras_preact.graph import Graph, has_own_kernel
@@ -40,9 +41,7 @@ class Activations:
 
     def __init__(self, model: keras.Model, sample):
         self.model = model
-        names = [symbol.name for symbol in getattr(model, "inputs", None) or ()]
-        if isinstance(sample, Mapping) and set(names) == set(sample):
-            sample = [sample[name] for name in names]
+        sample = as_taken(model, sample, "sample")
         self.arrays = [as_numpy(array) for array in keras.tree.flatten(sample)]
         self.graph = Graph(
             model,

@@ -1,5 +1,6 @@
 """Calibrated probabilities by temperature scaling (Guo et al. 2017, arXiv 1706.04599)."""
 
+import keras
 import numpy as np
 
 from keras_preact import _checks
@@ -24,10 +25,10 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, activation: str | No
             sigmoid for one output, and for labels of several classes at once.
 
     Raises:
-        ValueError: for logits that are not finite, for labels that do not fit, for labels
-            that may be one-hot without an `activation`, and if no temperature is the
-            best. That is the case if all images are classified correctly, or no better
-            than by chance.
+        ValueError: for a model in place of its logits, for logits that are not finite, for
+            labels that do not fit, for labels that may be one-hot without an `activation`,
+            and if no temperature is the best. That is the case if all images are
+            classified correctly, or no better than by chance.
 
     Example:
 
@@ -38,6 +39,11 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, activation: str | No
     >>> round(float(1 / (1 + np.exp(-3 / temperature))), 3)
     0.75
     """
+    if isinstance(logits, keras.Layer):
+        raise ValueError(
+            "`logits` must be an array, such as `model.predict(images)` of a model that returns "
+            f"logits. Received: the model {logits.name!r}"
+        )
     logits, labels = np.asarray(logits, "float64"), np.asarray(labels)
     if logits.ndim == 1:
         logits = logits[:, None]

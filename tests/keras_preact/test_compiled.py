@@ -51,6 +51,18 @@ def functional(*ending):
     return build
 
 
+def of_places(*ending):
+    """Return the same for models of two places with so many channels each."""
+
+    def build(count):
+        x = inputs = keras.Input((6,))
+        for layer in (layers.Dense(2 * count), layers.Reshape((2, count)), *ending):
+            x = layer(x)
+        return keras.Model(inputs, x)
+
+    return build
+
+
 def nested(count):
     return keras.Sequential([keras.Input((6,)), functional(layers.Softmax())(count)])
 
@@ -61,6 +73,13 @@ def subclassed(count):
 
 IN_FLOAT32 = layers.Activation("linear", dtype="float32")
 
+POOLINGS = {
+    "average": layers.GlobalAveragePooling1D(),
+    "mean": lambda x: keras.ops.mean(x, axis=1),
+    "local averages": layers.AveragePooling1D(2),
+    "maximum": layers.GlobalMaxPooling1D(),
+    "max": lambda x: keras.ops.max(x, axis=-2),
+}
 #: Ending to a function that builds a model with so many outputs, and what it returns.
 ENDINGS = {
     "none": (functional(), "linear"),
@@ -81,6 +100,40 @@ ENDINGS = {
         "sigmoid",
     ),
     "layer of a person": (functional(Head(layers.Dense(3, activation="sigmoid"))), "sigmoid"),
+    **{
+        f"{name} of {activation}": (
+            of_places(layers.Dense(3, activation=activation), pooling),
+            kept,
+        )
+        for name, pooling in POOLINGS.items()
+        for activation, kept in (
+            ("softmax", "other" if "max" in name else "softmax"),
+            ("sigmoid", "sigmoid"),
+            ("linear", "linear"),
+            ("relu", "other"),
+        )
+    },
+    "average of a convolution": (
+        of_places(layers.Conv1D(3, 1), layers.GlobalAveragePooling1D()),
+        "linear",
+    ),
+    "average over classes": (
+        of_places(layers.Permute((2, 1)), layers.Softmax(), lambda x: keras.ops.mean(x, axis=-1)),
+        "other",
+    ),
+    "each step": (
+        of_places(layers.TimeDistributed(layers.Dense(3, activation="softmax"))),
+        "softmax",
+    ),
+    "model of each step, averaged": (
+        of_places(
+            layers.TimeDistributed(
+                keras.Sequential([keras.Input((3,)), layers.Dense(3), layers.Softmax()])
+            ),
+            layers.GlobalAveragePooling1D(),
+        ),
+        "softmax",
+    ),
     "nested": (nested, "softmax"),
     "subclassed": (subclassed, "softmax"),
 }
@@ -323,3 +376,22 @@ def test_analyses_take_probabilities_for_what_they_are():
         result = audit(keras.Model(network.input, outputs), IMAGES, labels=labels)
         found.append([result[name].figure for name in ("gradient of the signal", "output scale")])
     np.testing.assert_allclose(found[1:], found[:1] * 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("each_place", ["softmax", "sigmoid", None])
+def test_analyses_see_what_is_averaged_over_places(each_place):
+    network = kp.models.resnet_cifar(8, input_shape=(8, 8, 3), include_top=False)
+    at_places = layers.Conv2D(4, 1, activation=each_place)(network.output)
+    model = keras.Model(network.input, layers.GlobalAveragePooling2D()(at_places))
+    outputs, labels = model.predict(IMAGES, verbose=0).astype("float64"), np.arange(8) % 4
+    if each_place == "sigmoid":
+        labels = np.eye(4)[labels]
+    # `entropy` takes logits; of a softmax, logarithms of the probabilities are some
+    logits = {
+        "softmax": np.log,
+        "sigmoid": lambda p: np.log(p / (1 - p)),
+        None: lambda x: x,
+    }[each_place](outputs)
+    expected = entropy(each_place or "softmax", logits, labels)
+    found = kp.analysis.propagation(model, IMAGES, labels, training=False).loss
+    np.testing.assert_allclose(found, expected, rtol=1e-3)

@@ -54,16 +54,26 @@ def assert_same(ours, theirs) -> None:
 
 
 def write_tfds(
-    name: str, folder, images: dict[str, np.ndarray], labels: dict[str, np.ndarray], shards: int = 1
+    name: str,
+    folder,
+    images: dict[str, np.ndarray],
+    labels: dict[str, np.ndarray],
+    shards: int = 1,
+    shuffled: bool = True,
 ) -> None:
     """Prepare a data set with these images that TensorFlow Datasets loads by the name of
-    one of its own data sets.
+    one of its own data sets. Its records are in a random order, or in that of the images.
     """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.image_classification import cifar, mnist
 
     stocks = {"cifar10": cifar.Cifar10, "cifar100": cifar.Cifar100, "mnist": mnist.MNIST}
     stock = stocks[name]
+
+    def info(self):
+        found = stock._info(self)
+        found.as_proto.disable_shuffling = not shuffled
+        return found
 
     def split_generators(self, _):
         return {split: self._generate_examples(split) for split in images}
@@ -75,6 +85,7 @@ def write_tfds(
 
     body = {
         "pkg_dir_path": None,
+        "_info": info,
         "_split_generators": split_generators,
         "_generate_examples": generate_examples,
     }

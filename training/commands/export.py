@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -99,7 +99,7 @@ def export(
             f"{command('evaluate', run, *option)} before the export."
         )
     if temperature == "fitted":
-        temperature = _fitted_temperature(metrics, run)
+        temperature = _fitted_temperature(metrics, config, run, checkpoint)
     model = _divided(model, temperature)
     # the card is about the export, and its metrics about the network of the run
     about = {"temperature": temperature, "precision": models.precision(model)}
@@ -126,13 +126,14 @@ def export(
             )
     except (kp.export.ExportError, ImportError) as error:
         raise UserError(str(error)) from error
-    _report(exported, path, precision)
+    takes_files = _report(exported, path, precision)
     if metrics and about["precision"] != POLICIES.get(precision):
         print(
             f"The metrics in the card were measured in {about['precision']}, in the run. To "
             f"measure the export: {command('evaluate', output / name)}"
         )
-    print(f"Next: {command('predict', output / name, 'IMAGE')}, or {command('serve', output)}")
+    predict = f"{command('predict', output / name, 'IMAGE')}, or " if takes_files else ""
+    print(f"Next: {predict}{command('serve', output)}")
 
 
 def _save_file(
@@ -195,13 +196,17 @@ def _portable(metrics: dict) -> dict:
     return {key: value for key, value in metrics.items() if key not in ("model", "hashes")}
 
 
-def _fitted_temperature(metrics: dict | None, run: Path) -> float:
-    if metrics is None or "calibrated" not in metrics:
-        raise UserError(
-            f"The metrics of {run} have no temperature: `keras-preact evaluate` fits one on the "
-            "held-out images of a run (train with --data.holdout 0.1)."
-        )
-    return metrics["calibrated"]["temperature"]
+def _fitted_temperature(
+    metrics: dict | None, config: Mapping[str, Any], run: Path, checkpoint: str
+) -> float:
+    if metrics is not None and "calibrated" in metrics:
+        return metrics["calibrated"]["temperature"]
+    option = [] if checkpoint == "final" else ["--checkpoint", checkpoint]
+    again = f"Run {command('evaluate', run, *option)} first: it fits one on the held-out images."
+    if config.get("images", {}).get("holdout") == 0:
+        again = "The run has no held-out images: train with --data.holdout 0.1."
+    reason = (metrics or {}).get("not_calibrated", again)
+    raise UserError(f"The metrics of {run} have no temperature. {reason}")
 
 
 def _divided(model: "keras.Model", temperature: float) -> "keras.Model":
@@ -216,12 +221,15 @@ def _divided(model: "keras.Model", temperature: float) -> "keras.Model":
     return model
 
 
-def _report(exported: Path, source: Path, precision: str) -> None:
-    """Print what was written and how it compares with the network in `source`."""
+def _report(exported: Path, source: Path, precision: str) -> bool:
+    """Print what was written and how it compares with the network in `source`. Return
+    whether it takes image files.
+    """
     from keras_preact.export.version import CARD, Version
 
     with Version(exported).reading_card() as card:
         parameters, check = card["parameters"]["total"], card["check"]
+        takes_files = "predict_bytes" in card["signatures"]
     size = sum(file.stat().st_size for file in exported.rglob("*") if file.is_file())
     print(
         f"Wrote {exported} ({filesize.decimal(size)}, {parameters:,} parameters) "
@@ -235,6 +243,7 @@ def _report(exported: Path, source: Path, precision: str) -> None:
             f"Accuracy on {accuracy['images']} test images: {100 * accuracy[precision]:.2f} % in "
             f"{precision}, {100 * accuracy['model']:.2f} % in the run."
         )
+    return takes_files
 
 
 def main(argv: Sequence[str]) -> None:

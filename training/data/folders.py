@@ -19,7 +19,7 @@ from ..config import Data
 from ..errors import UserError, check_utf8, command
 from ..image_paths import SUFFIXES
 from . import broken
-from .image_data import ImageData, held_out_mask
+from .image_data import ImageData, held_out_mask, own_held_out
 from .readers import Files
 
 #: Names of the folders of the splits, in lower case.
@@ -139,8 +139,9 @@ def _layout(data: Data) -> dict[str, Path]:
         if "train" not in found:
             raise UserError(f"{folder} has the folder {test.name}, but no folder train.")
         layout["test"] = test
-        if test != found.get("val", test) and data.holdout:
-            layout["holdout"] = found["val"]
+        own = _own_held_out(found)
+        if own is not None and data.holdout:
+            layout["holdout"] = own
     elif not data.test and (names := [top.name for top in _folders(layout["train"])]):
         deeper = None if "train" in found else _deeper(folder)
         if deeper is not None:
@@ -176,6 +177,10 @@ def _splits(folder: Path) -> dict[str, Path]:
 
 def _own_test(splits: Mapping[str, Path]) -> Path | None:
     return splits.get("test", splits.get("val"))
+
+
+def _own_held_out(splits: Mapping[str, Path]) -> Path | None:
+    return splits.get("val") if "test" in splits else None
 
 
 def _deeper(folder: Path) -> Path | None:
@@ -327,8 +332,9 @@ def _origins(data: Data, layout: Mapping[str, Path], splits: Mapping[str, Split]
         )
     elif layout["test"].name.lower() in SPLITS["val"]:
         yield f"Test images: {layout['test']}, because there is no folder test."
-    if "holdout" in layout:
-        yield f"Held-out images: {layout['holdout']}, in place of --data.holdout."
+    own = _own_held_out(_splits(data.dir)) if data.dir is not None else None
+    if own is not None:
+        yield own_held_out(data, str(own))
     nested = sum(len(each.inside(path)) > 2 for each in splits.values() for path in each.paths)
     if nested:
         several = f"{nested:,} images are in subfolders of their classes."

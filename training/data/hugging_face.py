@@ -11,7 +11,7 @@ from keras_preact.preprocessing import PREPROCESSING
 
 from ..config import HUGGING_FACE, Data
 from ..errors import UserError, reading
-from .image_data import ImageData, as_it_is, held_out_mask
+from .image_data import ImageData, as_it_is, held_out_mask, own_held_out
 from .readers import Rows
 
 
@@ -48,8 +48,7 @@ def load(data: Data) -> ImageData:
         )
     encoded = datasets.Image(decode=False)
     tables = {
-        key: splits[key].select_columns(images[0]).cast_column(images[0], encoded)
-        for key in known[:2]
+        key: splits[key].select_columns(images[0]).cast_column(images[0], encoded) for key in known
     }
     with reading(f"{data.name} has an image that cannot be read"):
         size, channels = _size_and_channels(
@@ -61,7 +60,12 @@ def load(data: Data) -> ImageData:
         read = functools.partial(_encoded, table, images[0])
         return Rows(read, labels[key][chosen], (size, size, channels))
 
-    held, test = held_out_mask(data, labels["train"]), known[1]
+    def whole(key: str) -> Rows:
+        return rows(key, np.ones(len(labels[key]), bool))
+
+    test, own = known[1], len(known) > 2  # its own held-out images
+    held = held_out_mask(data, labels["train"]) & (not own)
+    holdout = rows("train", held) if held.any() else None
     return ImageData(
         name=data.name,
         classes=tuple(features[targets[0]].names),
@@ -69,11 +73,12 @@ def load(data: Data) -> ImageData:
         size=size,
         standard=PREPROCESSING["imagenet"] if size is None else as_it_is(size, channels),
         train=rows("train", ~held),
-        test=rows(test, np.ones(len(labels[test]), bool)),
-        holdout=rows("train", held) if held.any() else None,
+        test=whole(test),
+        holdout=whole("validation") if own and data.holdout else holdout,
         notes=()
         if len(targets) == 1
         else (f"{data.name} has classes in {', '.join(targets)}; {targets[0]} is used.",),
+        origins=(own_held_out(data, f"the split validation of {data.name}"),) * own,
     )
 
 

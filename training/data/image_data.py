@@ -169,6 +169,15 @@ def held_out(holdout: float, size: int) -> int:
     return int(count)
 
 
+def own_held_out(data: Data, images: str) -> str:
+    """Return a sentence about validation images that a data set has beside its test images:
+    with `--data.holdout`, they are held out in place of training images.
+    """
+    if data.holdout:
+        return f"Held-out images: {images}, in place of --data.holdout."
+    return f"Not used: {images}. With --data.holdout 0.1, these are the held-out images."
+
+
 def held_out_mask(data: Data, labels: np.ndarray) -> np.ndarray:
     """Return which training images are held out, as bool: the same share of every class."""
     held = np.zeros(len(labels), bool)

@@ -9,7 +9,9 @@ nothing.
 
 import functools
 import hashlib
+import mmap
 import os
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +103,11 @@ class Reader:
 
     def chosen(self, count: int) -> Any:
         """Return a tf.data.Dataset of the elements of a `sample`, in a random order."""
-        return tf.data.Dataset.from_tensor_slices(Order(self.size, 0).permutation(0)[:count])
+        return tf.data.Dataset.from_tensor_slices(self._drawn(count))
+
+    def _drawn(self, count: int) -> np.ndarray:
+        """Return the numbers of the images of a `sample`."""
+        return Order(self.size, 0).permutation(0)[:count]
 
     def _decoded(self, elements: Any) -> Any:
         def read(element):
@@ -347,9 +353,30 @@ class Records(Reader):
         return tf.data.Dataset.from_tensor_slices(self._tensors).flat_map(_records)
 
     def chosen(self, count):
-        # Records must be read in their order. TensorFlow Datasets has shuffled them, unless the
-        # data set says otherwise.
-        return self.rows().take(count)
+        # The first records may have all one class: a data set may be prepared without shuffling.
+        numbers = self._drawn(count)
+        ends = np.cumsum([shard.take for shard in self._shards])
+        places = np.searchsorted(ends, numbers, side="right").tolist()
+        in_shards: dict[int, list[int]] = {place: [] for place in sorted(places)}
+        for place, number in zip(places, numbers.tolist(), strict=True):
+            shard = self._shards[place]
+            in_shards[place].append(number - int(ends[place]) + shard.take + shard.skip)
+        spans = {
+            place: iter(_spans(Path(self._shards[place].filename), inside))
+            for place, inside in in_shards.items()
+        }
+        found = [(self._shards[place].filename, *next(spans[place])) for place in places]
+
+        def read(i: int) -> bytes:
+            path, start, length = found[i]
+            with open(path, "rb") as file:
+                file.seek(start)
+                return file.read(length)
+
+        def record(i):
+            return tf.ensure_shape(tf.numpy_function(read, [i], tf.string, stateful=False), ())
+
+        return tf.data.Dataset.range(len(found)).map(record)
 
     def shuffled(self, seed: int, place: int):
         order = Order(len(self._shards), seed, SHARDS)
@@ -394,6 +421,23 @@ class Records(Reader):
 
 def _records(path, skip, take):
     return tf.data.TFRecordDataset(path).skip(skip).take(take)
+
+
+def _spans(path: Path, numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the place and the length, in bytes, of records of a TFRecord file. Only the
+    lengths before the records are read.
+    """
+    places, place = [], 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        try:
+            for _ in range(max(numbers) + 1):
+                # a record is its length, the checksum of the length, the data and their checksum
+                (length,) = struct.unpack_from("<Q", content, place)
+                places.append((place + 12, length))
+                place += 12 + length + 4
+        except struct.error as error:
+            raise UserError(f"{path} is damaged: prepare the data set again.") from error
+    return [places[number] for number in numbers]
 
 
 def _hash(*parts: str | bytes | np.ndarray) -> str:

@@ -15,14 +15,18 @@ from .. import functions
 from ..config import HUGGING_FACE, TFDS, Data
 from ..errors import UserError, nearest, reading
 from . import folders, hugging_face
-from .image_data import ImageData, as_it_is, held_out, held_out_mask
+from .image_data import ImageData, as_it_is, held_out, held_out_mask, own_held_out
 from .readers import Arrays, Fake, Records
 
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64
 
-#: Names of the arrays in an .npz file, as Keras and as MedMNIST have them.
-ARRAYS = ("x_train y_train x_test y_test", "train_images train_labels test_images test_labels")
+#: Names of the arrays in an .npz file, as Keras and as MedMNIST have them, and of their validation
+#: images and labels.
+ARRAYS = {
+    "x_train y_train x_test y_test": "x_val y_val",
+    "train_images train_labels test_images test_labels": "val_images val_labels",
+}
 
 
 def load(data: Data) -> ImageData:
@@ -111,11 +115,13 @@ def _tfds(data: Data) -> ImageData:
             f"{data.name} must have images with one class label each, for training and for test. "
             f"Received: splits {', '.join(sizes)}; features {', '.join(features)}"
         )
-    held = held_out(data.holdout, sizes["train"])
+    imagenet = name == "imagenet2012"
+    own = test == "test" and "validation" in sizes and not imagenet  # its own held-out images
+    held = 0 if own else held_out(data.holdout, sizes["train"])
     cut = sizes["train"] - held
+    holdout = Records(builder, f"train[{cut}:]") if held else None
     height, width, channels = image.shape
     size = height if height == width else None
-    imagenet = name == "imagenet2012"
     return ImageData(
         name=data.name,
         classes=tuple(label.names),
@@ -124,8 +130,14 @@ def _tfds(data: Data) -> ImageData:
         standard=PREPROCESSING["imagenet"] if size is None else as_it_is(size, channels),
         train=Records(builder, f"train[:{cut}]"),
         test=Records(builder, "validation" if imagenet else test),
-        holdout=Records(builder, f"train[{cut}:]") if held else None,
+        holdout=Records(builder, "validation") if own and data.holdout else holdout,
         measured=not imagenet,
+        notes=(
+            f"{data.name} was prepared without shuffling: its last {held:,} training images are "
+            "held out, perhaps of few classes.",
+        )
+        * (builder.info.disable_shuffling and held > 0),
+        origins=(own_held_out(data, f"the split validation of {data.name}"),) * own,
     )
 
 
@@ -135,13 +147,15 @@ def _npz(data: Data) -> ImageData:
         raise UserError(f"--data.dir must name an existing .npz file. Received: {received}")
     with reading(f"{data.dir} is not a file of np.savez"), np.load(data.dir) as file:
         arrays = {name: file[name] for name in file.files}
-    names = next((row.split() for row in ARRAYS if set(row.split()) <= set(arrays)), None)
-    if names is None:
+    row = next((row for row in ARRAYS if set(row.split()) <= set(arrays)), None)
+    if row is None:
         raise UserError(
             f"{data.dir} must hold the arrays {' or '.join(ARRAYS)}. Received: {', '.join(arrays)}"
         )
-    train_x, train_y, test_x, test_y = (arrays[name] for name in names)
-    return _in_memory(data, {names[0]: (train_x, train_y), names[2]: (test_x, test_y)})
+    names, own = row.split(), ARRAYS[row].split()
+    names += own if set(own) <= set(arrays) else []
+    pairs = zip(names[::2], names[1::2], strict=True)
+    return _in_memory(data, {x: (arrays[x], arrays[y]) for x, y in pairs})
 
 
 def _function(data: Data) -> ImageData:
@@ -177,11 +191,20 @@ def _in_memory(
     splits: Mapping[str, tuple[np.ndarray, np.ndarray]],
     classes: Sequence[str] | None = None,
 ) -> ImageData:
-    """Return a data set of arrays. `splits` has the name of each split for errors."""
-    (train_x, train_y), (test_x, test_y) = splits.values()
-    train_x, test_x = (x[..., None] if x.ndim == 3 else x for x in (train_x, test_x))
-    train_y, test_y = (y[:, 0] if y.shape[1:] == (1,) else y for y in (train_y, test_y))
-    for name, images, labels in zip(splits, (train_x, test_x), (train_y, test_y), strict=True):
+    """Return a data set of arrays.
+
+    Args:
+        data: Its options.
+        splits: Name of each split, for messages, to its images and labels: to train, to
+            test and perhaps to hold out.
+        classes: Names of the classes; None: their numbers.
+    """
+    shaped = {
+        name: (x[..., None] if x.ndim == 3 else x, y[:, 0] if y.shape[1:] == (1,) else y)
+        for name, (x, y) in splits.items()
+    }
+    (train_x, train_y), test, *own = shaped.values()
+    for name, (images, labels) in shaped.items():
         if (
             images.dtype != np.uint8
             or images.ndim != 4
@@ -197,12 +220,16 @@ def _in_memory(
                 f"{images.shape} and labels {labels.dtype} {labels.shape}"
             )
     names = tuple(map(str, range(int(train_y.max()) + 1) if classes is None else classes))
-    if train_y.min() < 0 or test_y.min() < 0 or max(train_y.max(), test_y.max()) >= len(names):
+    ranges = [(labels.min(), labels.max()) for _, labels in shaped.values()]
+    if min(map(min, ranges)) < 0 or max(map(max, ranges)) >= len(names):
+        of = ("", "for test ", "to hold out ")
+        received = [f"{low} to {high}" for low, high in ranges]
         raise UserError(
-            f"Labels must be class numbers from 0 to {len(names) - 1}. Received: {train_y.min()} "
-            f"to {train_y.max()}, for test {test_y.min()} to {test_y.max()}"
+            f"Labels must be class numbers from 0 to {len(names) - 1}. Received: "
+            f"{', '.join(map(''.join, zip(of, received, strict=False)))}"
         )
-    held = held_out_mask(data, train_y)
+    held = held_out_mask(data, train_y) & (not own)
+    holdout = Arrays(train_x[held], train_y[held]) if held.any() else None
     _, size, _, channels = train_x.shape
     return ImageData(
         name=data.name,
@@ -211,8 +238,9 @@ def _in_memory(
         size=size,
         standard=as_it_is(size, channels),
         train=Arrays(train_x[~held], train_y[~held]),
-        test=Arrays(test_x, test_y),
-        holdout=Arrays(train_x[held], train_y[held]) if held.any() else None,
+        test=Arrays(*test),
+        holdout=Arrays(*own[0]) if own and data.holdout else holdout,
+        origins=tuple(own_held_out(data, f"{name} of {data.dir}") for name in list(splits)[2:]),
     )
 
 

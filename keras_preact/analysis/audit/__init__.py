@@ -24,10 +24,10 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
         model: Any built Keras model with residual units: functional, sequential or a
             subclass that uses Keras layers and `keras.ops`. It may take images, vectors
             or sequences. It stays unchanged.
-        sample: At least 2 input examples, preprocessed as in training; a list if the
-            model has several inputs. None: 16 examples of noise, with the mean and the
-            standard deviation that the model's preprocessing expects. Real examples
-            show more.
+        sample: At least 2 input examples, preprocessed as in training; a list or a
+            dictionary if the model has several inputs. None: 16 examples of noise, with
+            the mean and the standard deviation that the model's preprocessing expects.
+            Real examples show more.
         labels: Class numbers of shape `(batch,)`, or of the output's shape without its
             last axis. With labels, the loss is the cross-entropy, from probabilities if
             the model ends in a softmax, else from logits. Without labels, the loss is
@@ -108,11 +108,10 @@ def _noise(model: keras.Model) -> np.ndarray:
 
 
 def _checked(model: keras.Model, sample):
-    """Return the sample as arrays, in the dtypes of the model's inputs."""
-    arrays = _inputs.check_sample(model, sample, "sample")
-    if len(arrays[0]) < 2:
+    """Return the sample as the model takes it, as arrays in the dtypes of its inputs."""
+    batch = _inputs.check_sample(model, sample, "sample")
+    if (size := _inputs.size(batch)) < 2:
         raise ValueError(
-            "`sample` must have at least 2 examples, for batch statistics. Received: "
-            f"{len(arrays[0])}"
+            f"`sample` must have at least 2 examples, for batch statistics. Received: {size}"
         )
-    return arrays if isinstance(sample, list | tuple) else arrays[0]
+    return batch

@@ -43,6 +43,8 @@ def test_has_the_lowest_cross_entropy(scale):
         ([[2, np.nan], [0, 3]], [1, 0], "must be finite"),
         ([[2, 1], [0, 3]], [1, 2], "from 1 to 2"),
         ([[2, 1], [0, 3]], [0], "shapes (2, 2) and (1,)"),
+        (keras.Sequential(name="mine"), [0], "`model.predict(images)`"),
+        (keras.Sequential(name="mine"), [0], "Received: the model 'mine'"),
     ],
 )
 def test_what_cannot_be_fitted(logits, labels, word):

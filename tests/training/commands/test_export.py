@@ -1,9 +1,12 @@
 """`keras-preact export`: from a run directory to a served model, and its errors."""
 
 import contextlib
+import functools
 import io
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,7 +83,7 @@ def saved(monkeypatch):
         check = {"largest_difference": differences, "allowed_difference": differences}
         if kwargs["precision"] != "float32":
             check["accuracy"] = {"images": 360, "model": 0.5, kwargs["precision"]: 0.4975}
-        card = {"check": check, "parameters": {"total": 30_864}}
+        card = {"check": check, "parameters": {"total": 30_864}, "signatures": {}}
         (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
         return path
 
@@ -125,7 +128,6 @@ def test_errors(run, exported, tmp_path, monkeypatch, capsys):
         (run, "--name a/b", "must be a plain name"),
         (run, f"--name digits --output {exported.parent} --version 1", "next free one is 2"),
         (run, "--name m --format litert --precision bfloat16", "--version and --precision"),
-        (run, "--name m --temperature fitted", "`keras-preact evaluate` fits one"),
         (unfinished, "--name m", "not finished"),
         (tmp_path, "--name m --version 0", "--version must be positive"),
         (tmp_path, "--name m --temperature -1", "--temperature must be positive, or fitted"),
@@ -175,3 +177,74 @@ def test_the_card_is_about_the_export(photos, precision, tmp_path, monkeypatch):
     described = json.loads((run / "config.json").read_text())
     assert preprocessing == described["preprocessing"]
     assert (card["precision"], card["metrics"]["precision"]) == (precision, policy)
+
+
+@pytest.fixture(scope="module")
+def of_channels(tmp_path_factory):
+    """Return a function from a number of channels to a run and its images. Its held-out images
+    are one image with each of two labels, for which no temperature is the best.
+    """
+
+    @functools.cache
+    def trained_on(channels: int):
+        folder = tmp_path_factory.mktemp("channels")
+        images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, channels), "uint8")
+        labels = np.arange(12) % 2
+        arrays = {f"{name}_images": images for name in ("train", "test")}
+        arrays |= {f"{name}_labels": labels for name in ("train", "test")}
+        arrays |= {"val_images": images[[0, 0]], "val_labels": labels[:2]}
+        np.savez(folder / "a.npz", **arrays)
+        options = f"--data.name npz --data.dir {folder / 'a.npz'} --batch-size 4 --health 0"
+        options += f" --data.holdout 1 --output {folder / 'run'}"
+        train.main(["digits", *TINY, *words(options)])
+        run_evaluate(folder / "run")
+        return folder / "run", images
+
+    return trained_on
+
+
+@pytest.mark.parametrize("channels", [2, 3])
+def test_the_next_step_works(of_channels, channels, tmp_path, monkeypatch, capsys):
+    run, images = of_channels(channels)
+    monkeypatch.setattr(_check, "replay", in_this_process)
+    capsys.readouterr()
+    export_run(run, tmp_path)
+    [line] = re.findall("^Next: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    first, *others = line.split(", or ")
+    takes_files = channels in (1, 3)
+    Image.fromarray(images[0, ..., :3] if takes_files else images[0]).save(tmp_path / "a.png")
+    arguments = [str(tmp_path / "d"), str(tmp_path / "a.png")]
+    if takes_files:
+        assert first.split() == ["keras-preact", "predict", arguments[0], "IMAGE"]
+        predict.main(arguments)
+    else:
+        assert "take image files" in error_of(capsys, predict.main, arguments)
+        others = [first]
+    assert others == [f"keras-preact serve {tmp_path}"]
+
+
+@pytest.mark.parametrize(
+    ("run_of", "options", "remove", "words_of_the_error"),
+    [
+        ("run", "", "metrics.json", "The run has no held-out images: train with --data.holdout"),
+        ("everything", "", "metrics.json", "Run keras-preact evaluate {run} first"),
+        (
+            "everything",
+            "--checkpoint best",
+            "",
+            "evaluate {run} --checkpoint best first",
+        ),
+        ("of_channels", "", "", "all 2 images are classified correctly, or no better than by"),
+        ("of_channels", "", "metrics.json", "Run keras-preact evaluate {run} first"),
+    ],
+)
+def test_why_no_temperature_was_fitted(
+    run_of, options, remove, words_of_the_error, request, tmp_path, capsys
+):
+    found = request.getfixturevalue(run_of)
+    run = tmp_path / "run"
+    shutil.copytree(found if isinstance(found, Path) else found(3)[0], run)
+    if remove:
+        (run / remove).unlink(missing_ok=True)
+    error = error_of(capsys, export_run, run, tmp_path, "--temperature fitted", options)
+    assert words_of_the_error.format(run=run) in error

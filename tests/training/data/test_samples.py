@@ -3,17 +3,20 @@ folder, and of many arrays, have all the same class.
 """
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.training import images as pictures
 from training.commands import train
 from training.commands.analyze.specimen import open_specimen
 from training.commands.evaluate.__main__ import _save_samples
 from training.config import Config, Data, Model
 from training.data import load, sample
 from training.directory.checkpoints import Checkpoints
+from training.errors import UserError
 from training.run import run as runs
 from training.run.fit import Fit
 
@@ -42,7 +45,17 @@ def in_a_folder(tmp_path_factory) -> Data:
     return Data("folder", dir=folder, size=8)
 
 
-@pytest.mark.parametrize("kind", ["in_arrays", "in_a_folder"])
+@pytest.fixture(scope="module")
+def in_records(tmp_path_factory) -> Data:
+    """Records in several files that were not shuffled."""
+    folder = tmp_path_factory.mktemp("records")
+    larger = np.tile(IMAGES, (1, 4, 4, 1))[:, :28, :28]
+    pixels, labels = ({name: each for name in ("train", "test")} for each in (larger, LABELS))
+    pictures.write_tfds("mnist", folder, pixels, labels, shards=3, shuffled=False)
+    return Data("tfds:mnist", dir=folder)
+
+
+@pytest.mark.parametrize("kind", ["in_arrays", "in_a_folder", "in_records"])
 def test_a_sample_has_images_of_all_classes(kind, request):
     data = load(request.getfixturevalue(kind))
     images, labels = sample(data, data.train, 80, 8)
@@ -51,6 +64,27 @@ def test_a_sample_has_images_of_all_classes(kind, request):
     whole, _ = sample(data, data.train, 10_000, 8)  # each image once, in the same order
     assert len(whole) == data.train.size
     np.testing.assert_array_equal(whole[:80], images)
+
+
+def test_a_sample_of_records_is_from_its_split(in_records):
+    data = load(dataclasses.replace(in_records, holdout=EACH))
+    [note] = data.notes
+    assert "without shuffling: its last 400 training images" in note
+    for split, classes in ((data.train, range(CLASSES - 1)), (data.holdout, [CLASSES - 1])):
+        _, labels = sample(data, split, 100, 8)
+        assert set(labels.tolist()) == set(classes)
+    assert load(in_records).notes == ()
+
+
+def test_a_damaged_file_of_records(tmp_path):
+    images = {"train": np.zeros((4, 28, 28, 1), "uint8"), "test": np.zeros((1, 28, 28, 1), "uint8")}
+    labels = {name: np.zeros(len(each), int) for name, each in images.items()}
+    pictures.write_tfds("mnist", tmp_path, images, labels)
+    data = load(Data("tfds:mnist", dir=tmp_path))
+    [file] = tmp_path.rglob("*train*")
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"tfrecord.* is damaged: prepare the data set again"):
+        sample(data, data.train, 4, 28)
 
 
 def of_the_health(data, folder, monkeypatch):

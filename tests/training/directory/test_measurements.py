@@ -156,7 +156,7 @@ def test_images_that_change_in_their_place(here, capsys):
     Image.new("RGB", (8, 8)).save("photos/train/dog/9.png")
     run_evaluate("run")
     assert "calibrated" not in json.loads((here / "run/metrics.json").read_text())
-    assert "the held-out images are not the run's" in capsys.readouterr().out
+    assert "The held-out images are not the run's" in capsys.readouterr().out
     Image.new("RGB", (8, 8)).save("photos/test/dog/9.png")
     run_evaluate("run")
     assert json.loads((here / "run/metrics-on-photos.json").read_text())["images"] == 13

@@ -158,10 +158,12 @@ def _measure(
     metrics = about | measure(logits, labels, classes)
     curves = {"as trained": reliability(logits, labels)}
     if is_own and measurements.has_other_held_out(images, opened.described):
-        print("The probabilities were not calibrated: the held-out images are not the run's.")
+        metrics["not_calibrated"] = "The held-out images are not the run's."
     elif images.holdout is not None:
         temperature = _temperature(*classify(images.holdout))
-        if temperature is not None:
+        if isinstance(temperature, str):
+            metrics["not_calibrated"] = temperature
+        else:
             curves[f"logits / {temperature:.3g}"] = reliability(logits / temperature, labels)
             again = measure(logits / temperature, labels, classes)
             metrics["calibrated"] = {
@@ -170,6 +172,8 @@ def _measure(
                 "loss": again["loss"],
                 "calibration_error": again["calibration_error"],
             }
+    if "not_calibrated" in metrics:
+        print(f"The probabilities were not calibrated. {metrics['not_calibrated']}")
     return metrics, curves, logits, labels
 
 
@@ -188,15 +192,14 @@ def _classify(
     return np.concatenate(logits).astype("float64"), np.concatenate(labels)
 
 
-def _temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
-    """Return the temperature that calibrates the probabilities, or print why there is none."""
+def _temperature(logits: np.ndarray, labels: np.ndarray) -> float | str:
+    """Return the temperature that calibrates the probabilities, or why there is none."""
     from keras_preact.transfer import fit_temperature
 
     try:
         return fit_temperature(logits, labels)
     except ValueError as error:
-        print(f"The probabilities were not calibrated. {str(error).removesuffix('.')}.")
-        return None
+        return f"{str(error).removesuffix('.')}."
 
 
 def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -> Path:
