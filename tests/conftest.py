@@ -52,6 +52,7 @@ if BACKEND == "jax":
     flags = ["--xla_backend_optimization_level=0"]
     if jax.__version_info__ < (0, 11):  # newer versions stop at a flag that they do not know
         flags.append("--xla_cpu_use_fusion_emitters=false")
+        flags.append("--xla_cpu_parallel_codegen_split_count=1")
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))
     jax.config.update("jax_default_matmul_precision", "highest")
 elif BACKEND == "torch":
