@@ -32,17 +32,22 @@ def as_taken(model: keras.Layer, sample: Any, argument: str = "x") -> Any:
     symbols = keras.tree.flatten(structure)
     if isinstance(sample, Mapping):
         names = [symbol.name for symbol in symbols]
-        if set(names) != set(sample):
+        if not set(names) <= set(sample):  # `fit` takes no notice of other arrays
             raise ValueError(
-                f"The model has the inputs {', '.join(names)}. Received: `{argument}` with "
-                f"{', '.join(map(str, sample)) or 'none'}"
+                f"The model has the input{'s' * (len(names) > 1)} {', '.join(names)}. Received: "
+                f"`{argument}` with {', '.join(map(str, sample)) or 'none'}"
             )
         arrays = [sample[name] for name in names]
     else:
         arrays = list(sample) if isinstance(sample, list | tuple) else [sample]
     if len(arrays) != len(symbols):
         raise ValueError(
-            f"The model has {len(symbols)} inputs. Received: {len(arrays)} arrays as `{argument}`"
+            f"The model has {_counted(len(symbols), 'input')}. Received: "
+            f"{_counted(len(arrays), 'array')} as `{argument}`"
         )
     is_one = len(symbols) == 1 and not isinstance(structure, Mapping)
     return arrays[0] if is_one else keras.tree.pack_sequence_as(structure, arrays)
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"

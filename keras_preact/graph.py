@@ -32,6 +32,9 @@ _ACTIVATIONS = frozenset(
 #: Class names of layers and operations that return the values of their first input.
 _KEEPING = ("Cast", "ExpandDims", "Flatten", "Identity", "Reshape", "Squeeze")
 
+#: Class names of layers that pool each channel by itself. An `AttentionPooling` need not do so.
+_POOLING = re.compile(r"(Global|Adaptive)?(Average|Max)Pooling[123]D")
+
 #: Layers of this package that stay one step, like the poolings of Keras.
 _WHOLE = (SqueezeExcitation, BinomialPooling2D, MeanOfStreams)
 
@@ -493,7 +496,7 @@ def _pooling(step: Step, specs: Sequence[KerasTensor]) -> str | None:
         axes = range(rank) if axes is None else np.atleast_1d(axes) % rank
         if {0, rank - 1} & set(axes):
             return None
-    elif "Pooling" not in step.kind:
+    elif not _POOLING.fullmatch(step.kind):
         return None
     return "maximum" if "Max" in step.kind else "average"
 

@@ -69,7 +69,7 @@ function drawCharts(choice) {
   const titles = { gain: "Part of the signal or the gradient that passes the shortcuts up to the end of the stage", gradient: "Norm of the gradient at each unit" };
   for (const [id, lines] of Object.entries({ gain, gradient })) {
     const ends = lines.map(({ label, values }) => `${label}: ${written(values[0])} at unit 0, ${written(values.at(-1))} at unit ${units}`);
-    const why = network?.refused ?? (network ? "Nothing passes." : "Not computed for this depth.");
+    const why = network?.refused ?? (!network ? "Not computed for this depth." : network.gradient === null ? "The numbers leave the range of float32." : "Nothing passes.");
     const label = `${titles[id]}, logarithmic. ${ends.join(". ")}. All numbers are in the table below.`;
     replaceIn(id, lines.length ? drawChart({ label, width: find(id).clientWidth, ...axes[id], points, starts, lines }) : missing(why));
   }

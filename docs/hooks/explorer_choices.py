@@ -91,7 +91,7 @@ PATHS = (
 
 def arriving(arrangement: str, shortcut: str, depth: int) -> float | None:
     """Return the part of the gradient at the end of a stage that reaches its start through h
-    and f: of the stage where it differs most from 1. None without a measurement. For
+    and f: of the stage where it differs most from 1. None without a finite measurement. For
     dropout, it is the share of the entries of a gradient, from theory.
     """
     path = measured().get(explorer.key(arrangement, shortcut, depth), {}).get("path")
@@ -118,7 +118,9 @@ def sentence(arrangement: str, shortcut: str, depth: int) -> str:
             f"{explorer.units(depth)} branches."
         )
     if part is None:
-        return "Not computed for this depth."
+        if explorer.key(arrangement, shortcut, depth) not in measured():
+            return "Not computed for this depth."
+        return f"Overflow: {H[shortcut]}, and the numbers leave the range of float32."
     path = next(words for least, words in PATHS if part >= least)
     is_clean = H[shortcut].startswith(H["identity"])
     cause = H[shortcut]

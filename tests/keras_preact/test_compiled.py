@@ -19,6 +19,23 @@ X = harness.images(8, 6)
 IMAGES = harness.images(8, 8, 8, 3)
 
 
+class LastPooling(keras.Layer):
+    """Pools, and changes the values too."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3, activation="tanh")
+
+    def build(self, shape):
+        self.dense.build((shape[0], shape[-1]))
+
+    def call(self, x):
+        return self.dense(keras.ops.mean(x, axis=1))
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 3)
+
+
 class Head(keras.Layer):
     """A layer of a person, around another one."""
 
@@ -119,6 +136,10 @@ ENDINGS = {
     ),
     "average over classes": (
         of_places(layers.Permute((2, 1)), layers.Softmax(), lambda x: keras.ops.mean(x, axis=-1)),
+        "other",
+    ),
+    "a pooling that does more": (
+        of_places(layers.Dense(3, activation="softmax"), LastPooling()),
         "other",
     ),
     "each step": (

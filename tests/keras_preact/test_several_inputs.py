@@ -44,6 +44,7 @@ FORMS = [
     ("list", LIST),
     ("list", tuple(LIST)),
     ("list", BY_NAME),
+    ("list", BY_NAME | {"of no input": EXTRA}),
     ("dictionary", LIST[::-1]),
     ("dictionary", BY_NAME),
     ("dictionary", dict(reversed(BY_NAME.items()))),
@@ -81,9 +82,9 @@ def test_every_form_of_a_sample(name):
     ("sample", "words"),
     [
         ({"about": EXTRA}, "has the inputs picture, about. Received: `x` with about"),
-        (BY_NAME | {"more": EXTRA}, "Received: `x` with about, picture, more"),
-        ([IMAGES], "has 2 inputs. Received: 1 arrays as `x`"),
-        (IMAGES, "has 2 inputs. Received: 1 arrays as `x`"),
+        ({"about": EXTRA, "more": IMAGES}, "Received: `x` with about, more"),
+        ([IMAGES], "has 2 inputs. Received: 1 array as `x`"),
+        (IMAGES, "has 2 inputs. Received: 1 array as `x`"),
     ],
 )
 def test_samples_that_do_not_fit(sample, words):

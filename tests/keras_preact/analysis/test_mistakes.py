@@ -93,7 +93,7 @@ WRONG = [
     (lambda: audit(keras.Sequential([keras.layers.Dense(3)]), FLOATS), "is not built"),
     # lesions and shortcuts
     (lambda: lesions(network(), IMAGES, [0, 1], [(3,)]), "3 units"),
-    (lambda: lesions(network(), [IMAGES], [0, 1]), "one input"),
+    (lambda: lesions(network(), [IMAGES] * 2, [0, 1]), "has 1 input. Received: 2 arrays"),
     (lambda: lesions(network(), IMAGES, None), "labels=None"),
     (lambda: lesions(network(), IMAGES, [0, 1], batch_size=0), "batch_size=0"),
     (lambda: list(kp.analysis.random_lesions(3, [4], 1)), "from 0 to 3"),
