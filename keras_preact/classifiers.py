@@ -142,7 +142,7 @@ def outputs_of(
         count: Number of outputs.
         are_averages: Whether only averages are pooled after the operation.
     """
-    activation = activation_of(operation, are_averages)
+    activation = pooled(activation_of(operation), are_averages)
     if activation in PROBABILITIES:
         return Outputs(count, activation, are_logits=False)
     return Outputs(count, activation_of_logits(count, getattr(model, "loss", None)), True)
@@ -158,18 +158,17 @@ def activation_of_logits(count: int, loss: Any = None) -> str:
     return "sigmoid" if count == 1 or is_binary(loss) else "softmax"
 
 
-def activation_of(operation: Any, are_averages: bool = True) -> str:
+def pooled(activation: str, are_averages: bool) -> str:
+    """Return the name of an activation whose values are pooled: the maxima of a softmax are
+    no probabilities of one class among many.
+    """
+    return "other" if activation == "softmax" and not are_averages else activation
+
+
+def activation_of(operation: Any) -> str:
     """Return the name of the activation that ends a layer or operation: `"softmax"`,
     `"sigmoid"`, `"linear"` for none, or `"other"`.
-
-    Args:
-        operation: The layer or operation.
-        are_averages: Whether only averages are pooled after it: the maxima of a softmax
-            are no probabilities of one class among many.
     """
-    if not are_averages:
-        activation = activation_of(operation)
-        return "other" if activation == "softmax" else activation
     if isinstance(operation, keras.layers.TimeDistributed):
         return activation_of(operation.layer)
     if isinstance(operation, keras.layers.Softmax):

@@ -12,7 +12,7 @@ import keras
 from keras import KerasTensor
 
 from keras_preact.backend import keras_private
-from keras_preact.classifiers import PROBABILITIES, activation_of, is_binary, only_loss
+from keras_preact.classifiers import PROBABILITIES, activation_of, is_binary, only_loss, pooled
 from keras_preact.graph import Graph
 
 #: Metrics that compare each output with a threshold, to the name of that option.
@@ -110,7 +110,7 @@ def _output(graph: Graph, tensor: int) -> Output:
         return Output("the input", "other", count)
     step = graph.steps[i]
     layer, inputs = step.operation, [graph.specs[number] for number in step.inputs]
-    activation = activation_of(layer, are_averages)
+    activation = activation_of(layer)
     if isinstance(layer, keras.layers.TimeDistributed):
         layer = layer.layer
         inputs = [KerasTensor((x.shape[0], *x.shape[2:]), x.dtype) for x in inputs]
@@ -118,9 +118,7 @@ def _output(graph: Graph, tensor: int) -> Output:
         with contextlib.suppress(ValueError):  # it cannot be traced
             inside = outputs_of(layer, inputs if len(inputs) > 1 else inputs[0])
             activation = inside[step.outputs.index(origin)].activation
-            if activation == "softmax" and not are_averages:
-                activation = "other"
-    return Output(step.name, activation, count)
+    return Output(step.name, pooled(activation, are_averages), count)
 
 
 def _of_each(structure: Any, count: int, names: Sequence[str] | None) -> list:

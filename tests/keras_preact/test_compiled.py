@@ -19,23 +19,6 @@ X = harness.images(8, 6)
 IMAGES = harness.images(8, 8, 8, 3)
 
 
-class LastPooling(keras.Layer):
-    """Pools, and changes the values too."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(3, activation="tanh")
-
-    def build(self, shape):
-        self.dense.build((shape[0], shape[-1]))
-
-    def call(self, x):
-        return self.dense(keras.ops.mean(x, axis=1))
-
-    def compute_output_shape(self, shape):
-        return (shape[0], 3)
-
-
 class Head(keras.Layer):
     """A layer of a person, around another one."""
 
@@ -45,6 +28,13 @@ class Head(keras.Layer):
 
     def call(self, x):
         return self.inner(x)
+
+
+class LastPooling(Head):
+    """Pools, and changes the values too."""
+
+    def call(self, x):
+        return self.inner(keras.ops.mean(x, axis=1))
 
 
 class Subclassed(keras.Model):
@@ -139,7 +129,9 @@ ENDINGS = {
         "other",
     ),
     "a pooling that does more": (
-        of_places(layers.Dense(3, activation="softmax"), LastPooling()),
+        of_places(
+            layers.Dense(3, activation="softmax"), LastPooling(layers.Dense(3, activation="tanh"))
+        ),
         "other",
     ),
     "each step": (

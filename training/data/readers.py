@@ -356,16 +356,12 @@ class Records(Reader):
         # The first records may have all one class: a data set may be prepared without shuffling.
         numbers = self._drawn(count)
         ends = np.cumsum([shard.take for shard in self._shards])
-        places = np.searchsorted(ends, numbers, side="right").tolist()
-        in_shards: dict[int, list[int]] = {place: [] for place in sorted(places)}
-        for place, number in zip(places, numbers.tolist(), strict=True):
-            shard = self._shards[place]
-            in_shards[place].append(number - int(ends[place]) + shard.take + shard.skip)
-        spans = {
-            place: iter(_spans(Path(self._shards[place].filename), inside))
-            for place, inside in in_shards.items()
-        }
-        found = [(self._shards[place].filename, *next(spans[place])) for place in places]
+        places = np.searchsorted(ends, numbers, side="right")
+        starts = np.array([shard.skip + shard.take for shard in self._shards]) - ends
+        inside = numbers + starts[places]
+        files = [shard.filename for shard in self._shards]
+        spans = {i: _spans(Path(files[i]), inside[places == i].max()) for i in np.unique(places)}
+        found = [(files[i], *spans[i][record]) for i, record in zip(places, inside, strict=True)]
 
         def read(i: int) -> bytes:
             path, start, length = found[i]
@@ -423,21 +419,21 @@ def _records(path, skip, take):
     return tf.data.TFRecordDataset(path).skip(skip).take(take)
 
 
-def _spans(path: Path, numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the place and the length, in bytes, of records of a TFRecord file. Only the
-    lengths before the records are read.
+def _spans(path: Path, last: int) -> list[tuple[int, int]]:
+    """Return the place and the length, in bytes, of each record of a TFRecord file up to the
+    last one that is needed. Only the lengths before the records are read.
     """
     places, place = [], 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         try:
-            for _ in range(max(numbers) + 1):
+            for _ in range(last + 1):
                 # a record is its length, the checksum of the length, the data and their checksum
                 (length,) = struct.unpack_from("<Q", content, place)
                 places.append((place + 12, length))
                 place += 12 + length + 4
         except struct.error as error:
             raise UserError(f"{path} is damaged: prepare the data set again.") from error
-    return [places[number] for number in numbers]
+    return places
 
 
 def _hash(*parts: str | bytes | np.ndarray) -> str:

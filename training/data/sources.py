@@ -223,10 +223,12 @@ def _in_memory(
     ranges = [(labels.min(), labels.max()) for _, labels in shaped.values()]
     if min(map(min, ranges)) < 0 or max(map(max, ranges)) >= len(names):
         of = ("", "for test ", "to hold out ")
-        received = [f"{low} to {high}" for low, high in ranges]
+        received = (
+            f"{words}{low} to {high}" for words, (low, high) in zip(of, ranges, strict=False)
+        )
         raise UserError(
             f"Labels must be class numbers from 0 to {len(names) - 1}. Received: "
-            f"{', '.join(map(''.join, zip(of, received, strict=False)))}"
+            f"{', '.join(received)}"
         )
     held = held_out_mask(data, train_y) & (not own)
     holdout = Arrays(train_x[held], train_y[held]) if held.any() else None

@@ -3,7 +3,6 @@
 import functools
 import statistics
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
 #: Share of the figures of a healthy run that a healthy range has to contain.
 MOST = 0.75
 
-
-#: Networks that are trained: a single one can be on either side of a limit by chance.
-SEEDS = 5
+#: Seeds of the networks that are trained. One network can be on either side of a limit by chance.
+SEEDS = range(5)
 
 
 class Run(NamedTuple):
@@ -39,9 +37,9 @@ class Run(NamedTuple):
 
 
 @functools.cache
-def runs(iterations: int = 700) -> list[Run]:
+def run(seed: int, iterations: int = 700) -> Run:
     """Train ResNet-20 with a quarter of the channels on 1,437 digits with the recipe of the
-    small tables, once for each seed.
+    small tables.
     """
     import keras
 
@@ -52,29 +50,31 @@ def runs(iterations: int = 700) -> list[Run]:
     images, labels, data = first_images("digits", 10_000)
     assert isinstance(data.test, Arrays)
     test = standardised(data, data.test)
+    model = network(20, seed=seed)
     drops = (iterations // 2, 3 * iterations // 4)
+    rate = kp.schedules.step_schedule(0.1, drops, warmup_steps=iterations // 20)
+    model.compile(
+        kp.optimizers.CoupledSGD(rate),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    health = kp.TrainingHealth(interval=25, sample=images[:64], report=lambda message: None)
     epochs = round(iterations * 32 / len(images))
-    trained = []
-    for seed in range(SEEDS):
-        model = network(20, seed=seed)
-        rate = kp.schedules.step_schedule(0.1, drops, warmup_steps=iterations // 20)
-        model.compile(
-            kp.optimizers.CoupledSGD(rate),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-        health = kp.TrainingHealth(interval=25, sample=images[:64], report=lambda message: None)
-        model.fit(images, labels, batch_size=32, epochs=epochs, verbose=0, callbacks=[health])
-        on_training, on_test = (
-            model.evaluate(*each, verbose=0, return_dict=True)["accuracy"]
-            for each in ((images, labels), test)
-        )
-        trained.append(Run(model, (on_training, on_test), test, health.history, health.weights))
-    return trained
+    model.fit(images, labels, batch_size=32, epochs=epochs, verbose=0, callbacks=[health])
+    trained, tested = (
+        model.evaluate(*each, verbose=0, return_dict=True)["accuracy"]
+        for each in ((images, labels), test)
+    )
+    return Run(model, (trained, tested), test, health.history, health.weights)
 
 
-def _median(values: Iterable[float]) -> float:
-    return float(statistics.median(values))
+def _runs() -> list[Run]:
+    return [run(seed) for seed in SEEDS]
+
+
+def _accuracies() -> np.ndarray:
+    """Return the accuracies on training and test images, `(runs, 2)`."""
+    return np.array([each.accuracies for each in _runs()])
 
 
 def _figures(figure: str) -> np.ndarray:
@@ -82,7 +82,7 @@ def _figures(figure: str) -> np.ndarray:
     each weight layer's input.
     """
     values = []
-    for found in runs():
+    for found in _runs():
         kernels = [i for i, name in enumerate(found.names) if name.endswith("kernel")]
         for record in found.records:
             value = np.atleast_1d(getattr(record, figure))
@@ -97,10 +97,10 @@ def healthy(figure: str, low: float, high: float) -> Finding:
     values = _figures(figure)
     inside = float(np.mean((values >= low) & (values <= high)))
     least, middle, most = np.percentile(values, [5, 50, 95]).tolist()
-    accuracy = _median(each.accuracies[1] for each in runs())
+    _, tested = np.median(_accuracies(), axis=0)
     return decided(
         inside >= MOST,
-        f"ResNet-20 on digits, {len(runs())} runs with {100 * accuracy:.1f} % of the test images "
+        f"ResNet-20 on digits, {len(SEEDS)} runs with {100 * tested:.1f} % of the test images "
         f"right: {100 * inside:.0f} % of the values are inside; the median is {middle:.2g}, and "
         f"nine of ten are between {least:.2g} and {most:.2g}.",
         inside=inside,
@@ -112,11 +112,12 @@ def gap_is_small(most: float) -> Finding:
     """In healthy training, the accuracies on training and test images differ by less than
     this share. It holds if they do at the end, the median of the runs.
     """
-    trained, tested = (_median(each.accuracies[i] for each in runs()) for i in (0, 1))
-    gap = _median(on_training - on_test for on_training, on_test in (r.accuracies for r in runs()))
+    accuracies = _accuracies()
+    trained, tested = np.median(accuracies, axis=0)
+    gap = float(np.median(accuracies[:, 0] - accuracies[:, 1]))
     return decided(
         gap < most,
-        f"ResNet-20 on digits, median of {len(runs())} runs: {100 * trained:.1f} % of the training "
+        f"ResNet-20 on digits, median of {len(SEEDS)} runs: {100 * trained:.1f} % of the training "
         f"images and {100 * tested:.1f} % of the test images are right.",
         gap=gap,
     )
@@ -128,29 +129,22 @@ def units_can_be_removed() -> Finding:
     """
     import keras_preact as kp
 
-    lesions = [kp.analysis.lesions(each.model, *each.test) for each in runs()]
-    errors = {
-        unit: _median(100 * each.error[i] for each in lesions)
-        for i, unit in enumerate(lesions[0].units)
-    }
-    first = [error for unit, error in errors.items() if unit.endswith("unit1")]
-    others = [error for unit, error in errors.items() if not unit.endswith("unit1")]
-    intact = _median(100 * each.intact_error for each in lesions)
-    worst = max(
-        100 * float(error)
-        for each in lesions
-        for unit, error in zip(each.units, each.error, strict=True)
-        if not unit.endswith("unit1")
-    )
+    lesions = [kp.analysis.lesions(each.model, *each.test) for each in _runs()]
+    units = lesions[0].units
+    is_first = np.array([unit.endswith("unit1") for unit in units])
+    errors = 100 * np.array([each.error for each in lesions])  # (runs, units)
+    medians = np.median(errors, axis=0)
+    first, others = medians[is_first], medians[~is_first]
+    intact = 100 * np.median([each.intact_error for each in lesions])
     return conditional(
         "the unit is not the first one of a stage",
-        max(others) < FAIL,
-        max(first) < FAIL,
-        f"ResNet-20 on digits, medians of {len(runs())} runs, test error {intact:.1f} %: without "
-        f"the branch of one of its units, {min(others):.1f} to {max(others):.1f} % ({worst:.1f} % "
-        f"at most in one run); if the unit is the first one of a stage, {min(first):.1f} to "
-        f"{max(first):.1f} %.",
-        errors=errors,
+        others.max() < FAIL,
+        first.max() < FAIL,
+        f"ResNet-20 on digits, medians of {len(SEEDS)} runs, test error {intact:.1f} %: without "
+        f"the branch of one of its units, {others.min():.1f} to {others.max():.1f} % "
+        f"({errors[:, ~is_first].max():.1f} % at most in one run); if the unit is the first one of "
+        f"a stage, {first.min():.1f} to {first.max():.1f} %.",
+        errors=dict(zip(units, medians.tolist(), strict=True)),
     )
 
 
