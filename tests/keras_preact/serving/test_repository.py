@@ -96,12 +96,21 @@ def polled(monkeypatch):
 async def serving(directory: Path, load, **options):
     settings = Settings(directory, **{"poll_seconds": 0.001, "drain_seconds": 60.0} | options)
     repository = Repository(settings, load)
+    tasks = asyncio.all_tasks()
     try:
         await repository.start()
         yield repository
     finally:
+        was_loading = is_loading(repository)
         await repository.stop()
+    if was_loading:  # `stop` does not wait for it
+        await asyncio.gather(*asyncio.all_tasks() - tasks)
     assert all(loaded.closed == 1 for loaded in load.loaded)
+
+
+def is_loading(repository: Repository) -> bool:
+    names = repository.names()
+    return any("LOADING" in states(repository, name).values() for name in names)
 
 
 def states(repository: Repository, name: str) -> dict[int, str]:
@@ -167,6 +176,7 @@ async def test_a_model_in_the_wrong_place_is_explained_once(tmp_path, polled, ca
         shutil.rmtree(tmp_path / "models" / "m")
         export(tmp_path / "models" / "m", 1)
         await until(lambda: repository.problems() == {"good": 0, "m": 0})
+        await until(lambda: repository.available("m") == [1])
 
 
 async def test_a_name_that_no_address_of_v1_can_hold(tmp_path, polled, caplog):
