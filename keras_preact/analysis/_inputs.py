@@ -14,8 +14,8 @@ from keras_preact.backend import autodiff, keras_private
 from keras_preact.backend.arrays import as_numpy
 from keras_preact.classifiers import PROBABILITIES, Outputs, activation_of, outputs_of
 from keras_preact.graph import Graph, Step
-from keras_preact.models import first_batch
 from keras_preact.models.base import UnitNetwork
+from keras_preact.models.input_range import expected_input
 
 #: Largest exponent of a loss scale: the scaled loss must be finite in float32.
 _LARGEST_SCALE = 100
@@ -68,7 +68,7 @@ def watch(model: keras.Model, x) -> None:
     """
     if isinstance(model, UnitNetwork):
         [array] = keras.tree.flatten(as_taken(model, x))
-        problem = first_batch.expected_input(model).problem(as_numpy(array))
+        problem = expected_input(model).problem(as_numpy(array))
         if problem is not None:
             warnings.warn(problem, stacklevel=3)
 

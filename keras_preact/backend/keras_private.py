@@ -8,6 +8,10 @@ from typing import Any
 
 import keras
 
+#: The class of layers that change images: augmentations, which do nothing at inference, crops and
+#: changes of the size.
+IMAGE_LAYER = keras.layers.RandomFlip.__base__
+
 
 def layers(layer: keras.Layer) -> Iterator[keras.Layer]:
     """Return a layer and all layers inside it, also those that it only holds in a list."""
@@ -133,8 +137,11 @@ def metrics_of(model: keras.Model) -> tuple[Any, Any]:
 
 
 def nodes(model: keras.Model) -> list[Any]:
-    """Return the calls of layers and operations in the graph of a functional model."""
-    return [node for level in model._nodes_by_depth.values() for node in level]
+    """Return the calls of layers and operations in the graph of a functional or sequential
+    model.
+    """
+    functional = getattr(model, "_functional", None) or model
+    return [node for level in functional._nodes_by_depth.values() for node in level]
 
 
 def calls(operation: keras.Operation) -> list[Any]:

@@ -3,14 +3,15 @@ Keras runs the export. Its outputs are compared, and in 16 and 8 bits its accura
 """
 
 import contextlib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 
-from keras_preact.backend import tf_data
-from keras_preact.classifiers import Outputs
+from keras_preact.backend import arrays, tf_data
 from keras_preact.export import _children, _scores
 from keras_preact.export._children import ExportError
 from keras_preact.export.version import INT8
@@ -37,14 +38,21 @@ RUNTIMES = {
 
 
 def samples(scores: _scores.Scores) -> np.ndarray:
-    """Return random images, channels last: pixels from 0 to 255 if the model normalises
-    them, else standard normal.
-    """
+    """Return random images of the kind `kind_of_samples`, channels last."""
     shape = (max(BATCH_SIZES), *scores.sample_shape)
     rng = np.random.default_rng(0)
+    if scores.input_dtype == "int32":
+        return rng.integers(0, 2, shape, dtype="int32")  # every vocabulary has them
     return (rng.uniform(0, 255, shape) if scores.takes_pixels else rng.normal(size=shape)).astype(
         "float32"
     )
+
+
+def kind_of_samples(scores: _scores.Scores) -> str:
+    """Return what images are compared, in words."""
+    if scores.input_dtype == "int32":
+        return "0 and 1"
+    return "pixels, uniform in [0, 255)" if scores.takes_pixels else "standard normal"
 
 
 def expected(scores: _scores.Scores, images: np.ndarray) -> dict[str, np.ndarray]:
@@ -112,7 +120,7 @@ def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "sa
                 )
             largest[key] = max(largest[key], float(difference))
     return {
-        "samples": "pixels, uniform in [0, 255)" if scores.takes_pixels else "standard normal",
+        "samples": kind_of_samples(scores),
         "shape": list(images.shape[1:]),
         "batch_sizes": list(BATCH_SIZES),
         "largest_difference": largest,
@@ -146,24 +154,63 @@ def replay(
         return dict(file)
 
 
-def labelled(data: tuple | None, precision: str, outputs: Outputs) -> tuple[np.ndarray, np.ndarray]:
+def labelled(
+    data: tuple | None, precision: str, scores: _scores.Scores
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the images and labels on which the accuracies are compared.
 
     Raises:
-        ValueError: if there are none, or their numbers differ.
+        ValueError: if there are none, they do not fit the model, or their numbers differ.
     """
-    if data is None:
+    if not (isinstance(data, tuple | list) and len(data) == 2):
+        received = "None" if data is None else describe(data)
         raise ValueError(
-            f"precision={precision!r} needs validation_data=(images, labels), on which its "
-            "accuracy is compared with the model's. Received: validation_data=None"
+            f"precision={precision!r} needs validation_data=(images, labels), two arrays on which "
+            f"its accuracy is compared with the model's. Received: validation_data={received}"
         )
-    images, labels = (np.asarray(part) for part in data)
+    images, labels = (np.asarray(arrays.as_numpy(part)) for part in data)
     if len(images) != len(labels) or not len(images):
         raise ValueError(
             "`validation_data` must be images and labels for each. Received: shapes "
             f"{images.shape} and {labels.shape}"
         )
-    return images.astype("float32"), outputs.check_labels(labels, "validation_data[1]")
+    images = as_taken(images, "validation_data[0]", scores)
+    return images, scores.outputs.check_labels(labels, "validation_data[1]")
+
+
+def as_taken(images: Any, argument: str, scores: _scores.Scores) -> np.ndarray:
+    """Return images as the classifier takes them. Warn if their range is not the expected
+    one.
+
+    Raises:
+        ValueError: if they are no such array, or not finite.
+    """
+    wanted = scores.probe.input_shape
+    try:
+        images = np.asarray(arrays.as_numpy(images), scores.input_dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`{argument}` must be an array of images of shape {wanted}. Received: "
+            f"{describe(images)}"
+        ) from error
+    if len(images.shape) != len(wanted) or any(
+        length not in (None, own) for own, length in zip(images.shape, wanted, strict=True)
+    ):
+        raise ValueError(
+            f"`{argument}` must have the shape {wanted}, as the model takes images. Received: "
+            f"{images.shape}"
+        )
+    if not np.isfinite(images).all():
+        raise ValueError(f"`{argument}` must be finite. Received: NaN or infinity")
+    if problem := scores.expected.problem(images):
+        warnings.warn(f"`{argument}`: {problem}", stacklevel=4)  # where the export is called
+    return images
+
+
+def describe(value: Any) -> str:
+    """Return the class of a value in words, and its length if it is a list."""
+    name = type(value).__name__
+    return f"a {name} of {len(value)}" if isinstance(value, list | tuple) else f"a {name}"
 
 
 def compare_accuracy(

@@ -107,8 +107,10 @@ def _copy(layer: keras.Layer, **changes) -> keras.Layer:
 def _is_bfloat16_norm(layer, x=None, *_) -> bool:
     return (
         isinstance(layer, keras.layers.BatchNormalization)
+        and _is_known(layer)
         and layer.compute_dtype == "bfloat16"
         and len(x.shape) == 4
+        and layer.axis in (-1, 3)
         and layer.scale
         and layer.center
     )
@@ -157,19 +159,32 @@ def _foldable(model: keras.Model) -> Iterator[tuple[keras.Layer, keras.Layer]]:
             if (
                 reads[id(tensor)] == 1
                 and all(calls[id(layer)] == 1 for layer in pair)
-                and _fits(*pair)
+                and _fits(*pair, len(tensor.shape))
             ):
                 yield pair
 
 
-def _fits(weight, norm) -> bool:
-    return (
+def _fits(weight, norm, axes: int) -> bool:
+    """Whether a normalisation can be folded into a layer, whose output has `axes` axes."""
+    if not (
         isinstance(weight, WEIGHTS)
-        and not getattr(weight, "standardize", False)  # it would undo the scaling
-        and weight.activation in (None, keras.activations.linear)
         and isinstance(norm, keras.layers.BatchNormalization)
-        and norm.axis in (-1, len(weight.kernel.shape) - 1)
+        and all(map(_is_known, (weight, norm)))
+    ):
+        return False
+    channels_first = getattr(weight, "data_format", None) == "channels_first"
+    return (
+        not getattr(weight, "standardize", False)  # it would undo the scaling
+        and not getattr(weight, "lora_enabled", False)  # the kernel is a sum
+        and not getattr(weight, "quantization_mode", None)  # the kernel is in integers
+        and weight.activation in (None, keras.activations.linear)
+        and norm.axis % axes == (1 if channels_first else axes - 1)
     )
+
+
+def _is_known(layer: keras.Layer) -> bool:
+    """Whether what a layer computes is known: a subclass of a user's may change it."""
+    return type(layer).__module__.split(".")[0] in ("keras", "keras_preact")
 
 
 def _fold(weight: keras.Layer, norm: keras.layers.BatchNormalization) -> keras.Layer:

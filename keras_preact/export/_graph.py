@@ -33,6 +33,7 @@ class Plan:
     Args:
         activation: `"softmax"` or `"sigmoid"`, from logits to probabilities.
         fold: Whether to fold batch normalisations into the weights before them.
+        dtype: Dtype of the images.
         plain: Whether to write only what a converter reads: one signature from images
             to scores, without checks.
         classes: Names of the classes.
@@ -47,6 +48,7 @@ class Plan:
 
     activation: str
     fold: bool
+    dtype: str = "float32"
     plain: bool = False
     classes: tuple[str, ...] = ()
     size: tuple[int, int] | None = None
@@ -104,7 +106,7 @@ def build(model: keras.Model, plan: Plan, path: Path) -> None:
     import tensorflow as tf
 
     network = flat(model, fold=plan.fold)
-    images = tf.TensorSpec(model.input_shape, tf.float32, name="images")
+    images = tf.TensorSpec(model.input_shape, plan.dtype, name="images")
     files = tf.TensorSpec((None,), tf.string, name="image_bytes")
 
     def compute(images):
@@ -163,6 +165,8 @@ def _check(images, shape: tuple):
 
     images = ensure(tf.shape(images)[0] > 0, images, "images holds no image")
     images = tf.ensure_shape(images, shape)
+    if not images.dtype.is_floating:
+        return images
     return tf.debugging.check_numerics(
         images, "<<images holds a value that is not a finite number>>"
     )

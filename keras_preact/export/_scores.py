@@ -13,6 +13,8 @@ from keras_preact.classifiers import (
 )
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.copies import changed_copy
+from keras_preact.models.input_range import expected_input
+from keras_preact.preprocessing import InputRange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Scores:
         activation: Key of `classifiers.PROBABILITIES`, from logits to probabilities.
         gives_probabilities: Whether the classifier's output is probabilities.
         channels_first: Whether `probe` takes images with the channels first.
-        takes_pixels: Whether a layer of the classifier normalises pixels.
+        expected: The range of the images.
     """
 
     core: keras.Model
@@ -35,7 +37,7 @@ class Scores:
     activation: str
     gives_probabilities: bool
     channels_first: bool
-    takes_pixels: bool
+    expected: InputRange
 
     @property
     def outputs(self) -> Outputs:
@@ -43,9 +45,21 @@ class Scores:
         return Outputs(self.core.output_shape[0][-1], self.activation, are_logits=True)
 
     @property
+    def takes_pixels(self) -> bool:
+        """Whether the classifier normalises pixels itself: not if it has no preprocessing,
+        or one for pixels that are divided by 255.
+        """
+        return not self.expected.is_plain and self.expected.bounds != (0, 1)
+
+    @property
     def input_shape(self) -> tuple[int | None, ...]:
         """Shape of the images, without the batch."""
         return self.core.input_shape[1:]
+
+    @property
+    def input_dtype(self) -> str:
+        """Dtype of the images in the export: int32 for a model that takes tokens."""
+        return "int32" if _takes_tokens(self.core) else "float32"
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -76,6 +90,12 @@ def take_apart(model: keras.Model, activation: str | None = None) -> Scores:
             "use keras.Model(inputs, outputs), or give the Sequential model a keras.Input. "
             f"Received: model={model!r}"
         )
+    if (batch := model.inputs[0].shape[0]) is not None:
+        raise ValueError(
+            "The export takes batches of any size: build the model with "
+            f"keras.Input(shape), without a batch size. Received: {model.name!r} for batches of "
+            f"{batch}"
+        )
     served = model
     if isinstance(model, UnitNetwork):
         served = _with_channels_last(model)
@@ -95,10 +115,7 @@ def take_apart(model: keras.Model, activation: str | None = None) -> Scores:
         activation=activation,
         gives_probabilities=gives_probabilities,
         channels_first=served is not model,
-        takes_pixels=any(
-            isinstance(layer, keras.layers.Normalization | keras.layers.Rescaling)
-            for layer in model.layers
-        ),
+        expected=expected_input(model),
     )
 
 
@@ -158,22 +175,55 @@ def _find_logits(model: keras.Model):
             "The model must have one input, and one output of shape (batch, classes). Received: "
             f"{len(model.inputs)} inputs and {len(model.outputs)} outputs of the shapes {shapes}"
         )
-    last, source = _origin(model.outputs[0])
+    output = _before_casts(model.outputs[0])
+    last, source = _origin(output)
     name = activation_of(last)
     if isinstance(last, keras.layers.Dense):
         if name == "linear":
-            return model.outputs[0], _of_logits(model, model.outputs[0]), False
+            return output, _of_logits(model, output), False
         if name in PROBABILITIES:
             return _linear_copy(last)(source), name, True
     elif name in PROBABILITIES:
-        before = _origin(source)[0]
+        logits = _before_casts(source)
+        before = _origin(logits)[0]
         if isinstance(before, keras.layers.Dense) and activation_of(before) == "linear":
-            return source, name, True
+            return logits, name, True
     raise ValueError(
         "The model must end in a Dense layer whose output is the logits: one without activation, "
         "with activation='softmax' or 'sigmoid', or with such an activation as the layer after "
-        f"it. Received: a model that ends in {last!r}"
+        f"it. Received: a model that ends in {last!r}{_with_activation(last)}"
     )
+
+
+def _takes_tokens(model: keras.Model) -> bool:
+    """Whether a model takes whole numbers that are no pixels."""
+    [tensor] = model.inputs
+    if tensor.dtype.startswith("int"):
+        return True
+    nodes = keras_private.nodes(model)
+    readers = [
+        node.operation for node in nodes if any(each is tensor for each in node.input_tensors)
+    ]
+    return any(
+        isinstance(reader, keras.layers.Embedding)
+        or (len(getattr(reader, "inputs", None) or ()) == 1 and _takes_tokens(reader))
+        for reader in readers
+    )
+
+
+def _before_casts(tensor):
+    """Return a Keras tensor before the layers that only cast it, as mixed precision needs."""
+    operation, source = _origin(tensor)
+    while type(operation) is keras.layers.Activation and activation_of(operation) == "linear":
+        tensor = source
+        operation, source = _origin(tensor)
+    return tensor
+
+
+def _with_activation(layer) -> str:
+    function = getattr(layer, "activation", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return "" if function is None else f" with the activation {name}"
 
 
 def _origin(tensor):

@@ -178,7 +178,8 @@ def _save(name: str, model: keras.Model, path: str | Path, classes, preprocessin
         )
         metadata_file.write_text(json.dumps(metadata, allow_nan=False), encoding="utf-8")
         # The converters fold batch normalisations themselves.
-        _graph.write(written.core, _graph.Plan(scores.activation, fold=False, plain=True), graph)
+        plan = _graph.Plan(scores.activation, fold=False, dtype=scores.input_dtype, plain=True)
+        _graph.write(written.core, plan, graph)
         script = str(Path(__file__).with_name("_convert.py"))
         _children.run(
             ["-P", script, name, str(graph), str(file), str(metadata_file)],

@@ -16,8 +16,7 @@ from keras_preact.classifiers import Outputs
 from keras_preact.export import _check, _children, _directory, _graph, _int8, _scores, _warmup
 from keras_preact.export._images import MAX_PIXELS
 from keras_preact.models.base import UnitNetwork
-from keras_preact.models.first_batch import expected_input
-from keras_preact.preprocessing import InputRange, Preprocessing
+from keras_preact.preprocessing import Preprocessing
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 
@@ -49,10 +48,11 @@ def save(
 
     - `serving_default`: from `images`, float32 `(batch, height, width, channels)` with
       the sizes of the model's input (a size of None is free), or `(batch, features)`,
-      to `logits` and `probabilities`, both `(batch, classes)`. The channels are last
-      even for a model with `data_format="channels_first"`. The images are pixels from 0
-      to 255 if the model has its `preprocessing` layer. The card has the `range`,
-      `mean` and `std` that the network expects.
+      or int32 `(batch, tokens)` for a model that takes whole numbers, to `logits` and
+      `probabilities`, both `(batch, classes)`. The channels are last even for a model
+      with `data_format="channels_first"`. The images are pixels from 0 to 255 if the
+      model normalises them itself, with its `preprocessing` layer or the layers that it
+      starts with. The card has the `range`, `mean` and `std` that the network expects.
     - `features`: from `images` to `features`, `(batch, width)`, the classifier's input.
     - `predict_bytes`: from `image_bytes`, PNG, JPEG or WebP files as strings, to `classes`
       (names), `scores` and `indices` of the most probable classes, `(batch, top_k)`.
@@ -147,7 +147,7 @@ def save(
         _children.require(_int8.MODULES, "precision='int8'", "int8")
     labelled = None
     if precision != "float32":
-        labelled = _check.labelled(validation_data, precision, scores.outputs)
+        labelled = _check.labelled(validation_data, precision, scores)
     # NNCF quantises networks in float32. precision="float32" keeps the dtypes of other libraries.
     can_change = precision == "int8" or isinstance(model, UnitNetwork)
     if precision == "bfloat16" or (scores.dtypes != {"float32"} and can_change):
@@ -168,6 +168,7 @@ def save(
     plan = _graph.Plan(
         activation=scores.activation,
         fold=fold_batch_norm,
+        dtype=scores.input_dtype,
         classes=tuple(names),
         size=_size_of_files(scores, preprocessing),
         preprocessing=preprocessing,
@@ -196,14 +197,14 @@ def save(
 
 
 def _check_calibration(images: np.ndarray | None, scores: _scores.Scores) -> np.ndarray:
-    """Return the images as the exported network takes them: float32, channels last."""
-    if images is None or not len(images):
+    """Return the images as the exported network takes them: with the channels last."""
+    taken = None if images is None else _check.as_taken(images, "calibration_images", scores)
+    if taken is None or not len(taken):
         raise ValueError(
             "precision='int8' needs calibration_images, some hundreds of the training images as "
             f"the model takes them. Received: calibration_images={images!r}"
         )
-    images = np.asarray(images, "float32")
-    return np.moveaxis(images, 1, -1) if scores.channels_first else images
+    return np.moveaxis(taken, 1, -1) if scores.channels_first else taken
 
 
 def _check_batch_sizes(sizes: Sequence[int]) -> list[int]:
@@ -256,7 +257,7 @@ def _requests(
     shape = (*(plan.size or size), channels)
     for n in batch_sizes:
         for signature in (_graph.SERVING_DEFAULT, _graph.FEATURES):
-            yield signature, {"images": np.zeros((n, *shape), "float32")}
+            yield signature, {"images": np.zeros((n, *shape), plan.dtype)}
         if plan.size is not None:
             file = tf.io.encode_png(np.zeros(shape, "uint8")).numpy()
             yield _graph.PREDICT_BYTES, {"image_bytes": np.array([file] * n, object)}
@@ -302,7 +303,7 @@ def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dic
         "top_k": plan.top_k,
         "activation": plan.activation,
         "fold_batch_norm": plan.fold,
-        "signatures": _signatures(scores, plan, expected_input(model)),
+        "signatures": _signatures(scores, plan),
         "parameters": {"total": total, "trainable": trainable},
         "model": {"class": type(model).__name__, "name": model.name, "config": model.get_config()},
         "run": run,
@@ -319,13 +320,14 @@ def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dic
     return card
 
 
-def _signatures(scores: _scores.Scores, plan: _graph.Plan, expected: InputRange) -> dict[str, dict]:
-    normalization = {"mean": expected.mean, "std": expected.std}
-    images = {
-        "images": _tensor("float32", *scores.input_shape)
-        | {name: np.ravel(value).round(6).tolist() for name, value in normalization.items()}
-        | {"range": list(expected.bounds)}
-    }
+def _signatures(scores: _scores.Scores, plan: _graph.Plan) -> dict[str, dict]:
+    images = {"images": _tensor(plan.dtype, *scores.input_shape)}
+    if plan.dtype == "float32":
+        expected = scores.expected
+        normalization = {"mean": expected.mean, "std": expected.std}
+        images["images"] |= {
+            name: np.ravel(value).round(6).tolist() for name, value in normalization.items()
+        } | {"range": list(expected.bounds)}
     classes, features = (_tensor("float32", shape[-1]) for shape in scores.core.output_shape)
     signatures = {
         _graph.SERVING_DEFAULT: {

@@ -82,12 +82,38 @@ class Version:
             )
         try:
             yield dict(json.loads(file.read_bytes()))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except VersionError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise VersionError(
                 self.path,
                 f"Its {name} cannot be read: {error!r}. Export it again with this release of "
                 "keras-preact.",
             ) from error
+
+    def class_names(self, card: dict[str, Any]) -> list[str]:
+        """Return the names of the classes in the card.
+
+        Raises:
+            VersionError: if they do not name the model's outputs. A person may edit them:
+                no hash protects the card itself.
+        """
+        names = card["classes"]
+        outputs = card["signatures"]["serving_default"]["outputs"]["probabilities"]["shape"][-1]
+        are_names = isinstance(names, list) and all(map(_is_name, names))
+        if are_names and len({*names}) == len(names) == outputs:
+            return names
+        if are_names and outputs == 1 and len({*names}) == len(names) == 2:
+            return names  # the classes 0 and 1 of a binary classifier
+        received = f"{len(names)} values" if isinstance(names, list) else type(names).__name__
+        twice = [name for name in names if names.count(name) > 1] if are_names else []
+        if twice:
+            received += f", with {twice[0]!r} more than once"
+        raise VersionError(
+            self.path,
+            f"Its {OWN_CARD.as_posix()} must have a unique name for each of its {outputs} outputs "
+            f"under `classes`. Received: {received}. Correct it, or export the version again.",
+        )
 
     def check_files(self) -> None:
         """Compare the files with the hashes in the card. Hidden files are ignored.
@@ -187,6 +213,14 @@ def freeze(core: Any, int8: Path | None = None) -> Frozen:
     # The tensors of a dictionary come in the order of its sorted keys.
     outputs = tuple(sorted(concrete.structured_outputs))
     return Frozen(convert_variables_to_constants_v2(concrete), outputs, int8)
+
+
+def _is_name(name: Any) -> bool:
+    """Whether a value is a text that an answer can hold."""
+    try:
+        return isinstance(name, str) and name.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def class_scores(probabilities: np.ndarray, classes: int) -> np.ndarray:

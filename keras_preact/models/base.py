@@ -14,6 +14,7 @@ from keras_preact._frozen import freeze_inside, frozen_inside
 from keras_preact.backend import devices, state
 from keras_preact.layers import chains
 from keras_preact.models import first_batch, overview, segments
+from keras_preact.models.input_range import expected_input
 from keras_preact.models.segments import Segment, stream_layers
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
@@ -419,13 +420,13 @@ class UnitNetwork(keras.Model):
 
     def predict(self, x, batch_size=None, verbose="auto", steps=None, callbacks=None):
         """Predict as Keras does, and warn as `fit` does."""
-        expected = first_batch.expected_input(self)
+        expected = expected_input(self)
         with state.kept(self):
             watched = first_batch.Checks(expected).watched(x)
             return super().predict(watched, batch_size, verbose, steps, callbacks)
 
     def _checks(self) -> first_batch.Checks:
-        expected = first_batch.expected_input(self)
+        expected = expected_input(self)
         if self.logits is None or not self.compiled:
             return first_batch.Checks(expected)
         return first_batch.Checks(expected, self.loss, self.logits.shape[-1])

@@ -19,36 +19,6 @@ from keras_preact.preprocessing import InputRange
 _EXAMPLES = 64
 
 
-def expected_input(model: keras.Model) -> InputRange:
-    """Return the range of inputs that a model expects, from the `Normalization` and
-    `Rescaling` layers that it starts with.
-
-    Example:
-
-    >>> import keras_preact as kp
-    >>> kp.models.expected_input(kp.create_model("digits_resnet8_preact")).is_plain
-    True
-    """
-    scale, offset = np.ones(()), np.zeros(())
-    axis = -1
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.Normalization):
-            mean, variance = (
-                keras.ops.convert_to_numpy(value).astype("float64")
-                for value in (layer.mean, layer.variance)
-            )
-            if mean.size > 1:
-                axis = int(np.argmax(mean.shape))
-            std = np.sqrt(variance.reshape(-1))
-            scale, offset = scale / std, (offset - mean.reshape(-1)) / std
-        elif isinstance(layer, keras.layers.Rescaling):
-            scale = scale * np.asarray(layer.scale, "float64")
-            offset = offset * layer.scale + np.asarray(layer.offset, "float64")
-        elif not isinstance(layer, keras.layers.InputLayer):
-            break
-    return InputRange(-offset / scale, 1 / scale, axis)
-
-
 class Checks:
     """Looks at the data of a `fit`, `evaluate` or `predict`: warns if the inputs have another
     range than a network expects, and refuses labels that its outputs cannot have.

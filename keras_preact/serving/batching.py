@@ -104,25 +104,24 @@ class Batcher:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(0)  # for requests that arrive in the same step of the loop
         while batch := self._next_batch():
-            answers: list[Outputs] = []
-            failure: Exception | None = None
+            results: list[Outputs | Exception]
             self._began = time.monotonic()
             try:
-                answers = await loop.run_in_executor(
-                    self._thread, self._compute, [images for images, _ in batch]
+                results = await loop.run_in_executor(
+                    self._thread, self._compute_each, [images for images, _ in batch]
                 )
-            except Exception as error:
-                failure = error
+            except Exception as error:  # no thread can be started
+                results = [error] * len(batch)
             self._began = None
-            for number, (_, answer) in enumerate(batch):
+            for (_, answer), result in zip(batch, results, strict=True):
                 if answer.done():  # the request was cancelled
                     continue
-                if failure is None:
-                    answer.set_result(answers[number])
-                else:
+                if isinstance(result, Exception):
                     answer.set_exception(ComputationError("The network could not be computed."))
-                    answer.exception().__cause__ = failure  # type: ignore[union-attr]
-            del batch, answers, failure  # the traceback of the error refers to the error
+                    answer.exception().__cause__ = result  # type: ignore[union-attr]
+                else:
+                    answer.set_result(result)
+            del batch, results, result  # the traceback of an error refers to the error
         self._worker = None
 
     def _next_batch(self) -> list[tuple[np.ndarray, "asyncio.Future[Outputs]"]]:
@@ -135,6 +134,17 @@ class Batcher:
                 break
             batch.append(self._waiting.popleft())
         return batch
+
+    def _compute_each(self, images: list[np.ndarray]) -> list[Outputs | Exception]:
+        """Return the outputs of each request, or why there are none. If several fail
+        together, each is computed alone: one must not spoil the others.
+        """
+        try:
+            return list(self._compute(images))
+        except Exception as error:
+            if len(images) == 1:
+                return [error]
+            return [result for one in images for result in self._compute_each([one])]
 
     def _compute(self, images: list[np.ndarray]) -> list[Outputs]:
         """Return the outputs of each request."""

@@ -37,8 +37,9 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     labels = path.parent.name, str(version.number)
     with version.reading_card() as card:
         signatures = {name: _signature(name, one) for name, one in card["signatures"].items()}
-        classes, top_k, precision = card["classes"], int(card["top_k"]), card["precision"]
-        max_batch_size = settings.max_batch_size or max(card["batch_sizes"])
+        classes, precision = version.class_names(card), card["precision"]
+        top_k = _positive(card["top_k"])
+        max_batch_size = settings.max_batch_size or max(map(_positive, card["batch_sizes"]))
     version.check_files()
     engines.use_threads(settings.threads)
     frozen, decode = version.functions()
@@ -66,6 +67,16 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     return servable
 
 
+def _numbers(value: Any) -> np.ndarray:
+    return np.array(value, "float64")
+
+
+def _positive(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"a positive whole number was expected, not {value!r}")
+    return value
+
+
 def _signature(name: str, function: dict[str, Any]) -> Signature:
     [input_spec] = _specs(function["inputs"]).values()
     return Signature(name, input_spec, _specs(function["outputs"]))
@@ -79,7 +90,7 @@ def _specs(tensors: dict[str, Any]) -> dict[str, TensorSpec]:
             tuple(tensor["shape"]),
             None
             if tensor.get("mean") is None
-            else InputRange(np.array(tensor["mean"]), np.array(tensor["std"])),
+            else InputRange(_numbers(tensor["mean"]), _numbers(tensor["std"])),
         )
         for name, tensor in tensors.items()
     }

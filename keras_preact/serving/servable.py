@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from keras_preact.export.version import class_scores
-from keras_preact.serving.batching import Batcher, Duration
+from keras_preact.serving.batching import Batcher, ComputationError, Duration
 from keras_preact.serving.decoding import ImageDecoder
 from keras_preact.serving.errors import RequestError, TooBusy, TooLarge
-from keras_preact.serving.tensors import Signature
+from keras_preact.serving.tensors import Signature, shown
 
 log = logging.getLogger("keras_preact.serving")
 
@@ -117,6 +117,13 @@ class Servable:
                 assert self.decoder is not None  # its model card promises it
                 array = await self.decoder(array.tolist())
             outputs = await self.batcher.submit(array)
+        except ComputationError as error:
+            if not _is_about_values(error):
+                raise
+            raise RequestError(
+                f"The network cannot compute this input of the shape {shown(array.shape)}: its "
+                "size or one of its values is none that the network takes."
+            ) from error
         finally:
             self.in_progress -= rows
         wanted = self.signatures[signature].outputs
@@ -177,3 +184,12 @@ class Servable:
         await self.batcher.close()
         if self.decoder:
             self.decoder.close()
+
+
+def _is_about_values(error: ComputationError) -> bool:
+    """Whether TensorFlow refused what it was given, such as a token outside the vocabulary
+    or an image that is smaller than a window.
+    """
+    import tensorflow as tf
+
+    return isinstance(error.__cause__, tf.errors.InvalidArgumentError)

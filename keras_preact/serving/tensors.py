@@ -51,19 +51,22 @@ class TensorSpec:
     expected: InputRange | None = None
 
     def check(self, array: np.ndarray) -> np.ndarray:
-        """Return `array` as an input: float32, or texts, which are arrays of objects.
+        """Return `array` as an input: numbers of its own dtype, or texts, which are arrays of
+        objects.
 
         Raises:
-            RequestError: for another shape or dtype, no example, or numbers that are
-                not finite in float32.
+            RequestError: for another shape or dtype, no example, or numbers that are not
+                finite in its dtype, or do not fit it.
         """
         self.check_shape(array.shape)
-        is_text = array.dtype.kind == "O"
-        if is_text != (self.dtype == "string"):
+        is_text, is_whole = array.dtype.kind == "O", self.dtype.startswith("int")
+        if is_text != (self.dtype == "string") or (is_whole and array.dtype.kind == "f"):
             received = "texts" if is_text else array.dtype.name
             raise RequestError(f"`{self.name}` must hold {self.dtype}. Received: {received}")
         if is_text:
             return array
+        if is_whole:
+            return self._whole(array)
         with np.errstate(over="ignore", invalid="ignore"):
             result = np.ascontiguousarray(array, self.dtype)
         if not np.isfinite(result).all():
@@ -73,6 +76,16 @@ class TensorSpec:
                 f"number in example {finite.argmin()}"
             )
         return result
+
+    def _whole(self, array: np.ndarray) -> np.ndarray:
+        limits = np.iinfo(self.dtype)
+        lowest, highest = array.min(), array.max()
+        if lowest < limits.min or highest > limits.max:
+            raise RequestError(
+                f"`{self.name}` must hold numbers that fit {self.dtype}. Received: numbers from "
+                f"{lowest} to {highest}"
+            )
+        return np.ascontiguousarray(array, self.dtype)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Check the shape of an input.

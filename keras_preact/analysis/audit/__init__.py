@@ -11,7 +11,7 @@ from keras_preact.analysis.audit.checks import CHECKS
 from keras_preact.analysis.audit.network import Network, named_units
 from keras_preact.analysis.audit.report import Audit, AuditFinding, Status
 from keras_preact.graph import Graph
-from keras_preact.models.first_batch import expected_input
+from keras_preact.models.input_range import expected_input
 
 #: Height and width of the examples for a model that takes any.
 _FREE_SIZE = 64

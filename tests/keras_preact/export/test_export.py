@@ -34,6 +34,7 @@ DIGITS = [f"digit {i}" for i in range(10)]
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 #: What is not needed of the normalisations after convolutions.
 FOLDED = re.compile(r"(stem_norm|branch/norm_[12])/(gamma|moving_mean|moving_variance)$")
+CAST = keras.layers.Activation("linear", dtype="float32")
 GRAYS = kp.preprocessing.Preprocessing((100, 0), (50, 1), 12)
 SQUEEZED = kp.blocks.Basic(squeeze_excitation=4)
 STANDARDIZED = kp.blocks.Basic(standardize_weights=True)
@@ -46,11 +47,24 @@ def sequential(*last):
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, activation="relu"), *last])
 
 
+def tokens(dtype):
+    """A classifier of six tokens, numbers below 20."""
+    layers = [keras.layers.Embedding(20, 4), keras.layers.GlobalAveragePooling1D()]
+    return keras.Sequential(
+        [keras.Input((6,), dtype=dtype), keras.Sequential(layers), keras.layers.Dense(10)]
+    )
+
+
+def of_fixed_batches():
+    return keras.Sequential([keras.Input((6,), batch_size=8), keras.layers.Dense(2)])
+
+
 #: Name to the model, the activation of its output, and how image files become its input.
 MODELS = {
     "stacked": (lambda: stacked_with_dropout(8), "linear", None),
     "any size": (lambda: grouped(classifier_activation="softmax"), "softmax", COLOURS),
     "dense": (lambda: sequential(keras.layers.Dense(10, activation="sigmoid")), "sigmoid", None),
+    "tokens": (lambda: tokens("int32"), "linear", None),
 }
 
 
@@ -66,7 +80,10 @@ class Export:
         self.pixels = np.random.default_rng(0).integers(0, 256, shape, dtype="uint8")
         self.takes_pixels = name == "stacked"
         self.images = self.pixels.astype("float32")
-        if not self.takes_pixels:
+        self.takes_tokens = name == "tokens"
+        if self.takes_tokens:
+            self.images = (self.pixels % 20).astype("int32")
+        elif not self.takes_pixels:
             self.images = (self.images - 120) / 60
         self.path = kp.export.save(
             self.model,
@@ -141,7 +158,10 @@ def test_signatures(export):
             in_file = {key: (one.dtype.name, one.shape.as_list()) for key, one in specs.items()}
             assert in_card == in_file
     spec = card["serving_default"]["inputs"]["images"]
-    assert spec["range"] == ([0, 255] if export.takes_pixels else [-2, 2])
+    if export.takes_tokens:
+        assert spec == {"dtype": "int32", "shape": [None, 6]}
+    else:
+        assert spec["range"] == ([0, 255] if export.takes_pixels else [-2, 2])
 
 
 def test_image_files(export):
@@ -162,11 +182,13 @@ def test_image_files(export):
 
 
 def test_wrong_images_are_refused(export):
-    shape = export.images.shape
+    shape, dtype = export.images.shape, export.images.dtype
+    not_finite = np.full(shape, np.nan, "float32")
     for images, message in (
-        (np.zeros([n + 1 for n in shape], "float32"), "(?i)shape"),
-        (np.full(shape, np.nan, "float32"), "<<images holds a value that is not a finite number>>"),
-        (np.zeros([0, *shape[1:]], "float32"), "<<images holds no image>>"),
+        (np.zeros([n + 1 for n in shape], dtype), "(?i)shape"),
+        (np.zeros([0, *shape[1:]], dtype), "<<images holds no image>>"),
+        *[(not_finite, "<<images holds a value that is not a finite number>>")]
+        * (not export.takes_tokens),
     ):
         for signature in ("serving_default", "features"):
             with pytest.raises(tf.errors.InvalidArgumentError, match=message):
@@ -245,6 +267,43 @@ def test_channels_first_is_served_channels_last():
     harness.close(_check.expected(scores, images)["logits"], logits)
 
 
+class CentredDense(keras.layers.Dense):
+    """A user's layer, which has another kernel than its own."""
+
+    def call(self, inputs):
+        return super().call(inputs) - keras.ops.matmul(inputs, keras.ops.ones_like(self.kernel))
+
+
+class DoubledNorm(keras.layers.BatchNormalization):
+    def call(self, inputs, training=None, mask=None):
+        return 2 * super().call(inputs, training, mask)
+
+
+def with_lora():
+    layer = keras.layers.Dense(8, use_bias=False, lora_rank=2)
+    layer.build((None, 8))
+    harness.randomize(layer)
+    return layer
+
+
+#: Layers after an input `(4, 8)`, of which the last one cannot be folded into the one before.
+UNFOLDABLE = {
+    "a user's dense layer": lambda: [CentredDense(8), keras.layers.BatchNormalization()],
+    "a user's normalisation": lambda: [keras.layers.Dense(8), DoubledNorm()],
+    "another axis": lambda: [keras.layers.Dense(8), keras.layers.BatchNormalization(axis=1)],
+    "LoRA": lambda: [with_lora(), keras.layers.BatchNormalization()],
+}
+
+
+@pytest.mark.parametrize("name", UNFOLDABLE)
+def test_what_cannot_be_folded_stays(name):
+    model = keras.Sequential([keras.Input((4, 8)), *UNFOLDABLE[name]()])
+    harness.randomize(model)
+    core = keras.Model(model.inputs[0], model.outputs[0])
+    images = harness.images(4, 4, 8)
+    harness.close(_flat.flat(core, fold=True)(images), model(images, training=False), 1e-5)
+
+
 @pytest.mark.parametrize(
     ("last", "activation", "gives_probabilities"),
     [
@@ -252,6 +311,10 @@ def test_channels_first_is_served_channels_last():
         ([keras.layers.Dense(4, activation="softmax")], "softmax", True),
         ([keras.layers.Dense(4), keras.layers.Softmax()], "softmax", True),
         ([keras.layers.Dense(4), keras.layers.Activation("sigmoid")], "sigmoid", True),
+        # mixed precision casts at the end
+        ([keras.layers.Dense(4), CAST], "softmax", False),
+        ([keras.layers.Dense(4, activation="sigmoid"), CAST], "sigmoid", True),
+        ([keras.layers.Dense(4), CAST, keras.layers.Softmax(), CAST], "softmax", True),
     ],
 )
 def test_logits_of_other_models(last, activation, gives_probabilities):
@@ -587,6 +650,26 @@ def test_two_processes_that_publish_leave_the_card_of_the_highest(tmp_path):
         ({"directory": ".m"}, "start with a dot are not served. Received: '.m'"),
         ({"model": keras.Sequential([keras.layers.Dense(2)])}, "keras.Input"),
         ({"model": keras.layers.Dense(2)}, "functional"),
+        ({"model": of_fixed_batches()}, "without a batch size. Received: .* for batches of 8"),
+        ({"model": sequential(keras.layers.Dense(2, activation="relu"))}, "the activation relu"),
+        *(
+            ({"precision": "int8", "calibration_images": images}, message)
+            for images, message in (
+                (np.zeros((3, 4)), r"`calibration_images` must have the shape \(None, 6\)"),
+                (np.full((3, 6), np.nan), "`calibration_images` must be finite"),
+                (["a", "b"], "must be an array of images .* Received: a list of 2"),
+                (keras.utils.PyDataset(), "must be an array of images"),
+            )
+        ),
+        *(
+            ({"precision": "bfloat16", "validation_data": data}, message)
+            for data, message in (
+                (np.zeros((3, 6)), r"two arrays .* Received: validation_data=a ndarray"),
+                (([1], [2], [3]), "Received: validation_data=a tuple of 3"),
+                ((np.zeros((3, 4)), np.zeros(3)), r"`validation_data\[0\]` must have the shape"),
+                ((np.full((3, 6), np.inf), np.zeros(3)), r"`validation_data\[0\]` must be finite"),
+            )
+        ),
         ({"model": sequential(keras.layers.Dense(2, activation="tanh"))}, "end in a Dense layer"),
         ({"model": grouped(include_top=False)}, "include_top=True"),
         ({"model": grouped(), "classes": DIGITS, "preprocessing": {"unknown": 1}}, "unknown"),

@@ -133,19 +133,6 @@ def test_bounds():
         assert kp.preprocessing.InputRange(mean, std).bounds == bounds
 
 
-def test_expected_input_of_any_model():
-    """Rescaling and Normalization are composed, with the channels in any place."""
-    layers, mean, std = keras.layers, np.array([1.0, 2.0, 3.0]), np.array([0.5, 1.0, 2.0])
-    normalization = layers.Normalization(axis=1, mean=mean, variance=std**2)
-    first = layers.Rescaling(1 / 10, offset=-1.0)
-    found = kp.models.expected_input(
-        keras.Sequential([keras.Input((3, 8, 8)), first, normalization])
-    )
-    np.testing.assert_allclose(found.mean, 10 * (1 + mean), rtol=1e-6)
-    np.testing.assert_allclose(found.std, 10 * std, rtol=1e-6)
-    assert found.axis == 1
-
-
 @pytest.mark.parametrize(
     "loss",
     [

@@ -55,7 +55,7 @@ DEFS = {"serving_default": {"method_name": "tensorflow/serving/predict"}}
 
 class Network:
     """Logits: the first value of an image, the sum of all, zero; NaN if the first value is
-    99. Computes while `free` is set.
+    99. Fails for 666, and refuses 667. Computes while `free` is set.
     """
 
     def __init__(self):
@@ -67,6 +67,8 @@ class Network:
         assert images.dtype == np.float32
         if (images == 666).any():
             raise KeyError("/secret/path of TensorFlow")
+        if (images == 667).any():
+            raise tf.errors.InvalidArgumentError(None, None, "/secret/path of a token")
         with np.errstate(over="ignore", invalid="ignore"):
             logits = np.stack(
                 [images[:, 0, 0, 0], images.sum((1, 2, 3)), np.zeros(len(images))], 1

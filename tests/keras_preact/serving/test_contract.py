@@ -8,9 +8,11 @@ import logging
 import re
 import tracemalloc
 
+import numpy as np
 import pytest
 
 from keras_preact.serving import logs, tensors
+from keras_preact.serving.errors import RequestError
 
 V1, V2 = "/v1/models/toy", "/v2/models/toy"
 PREDICT, CLASSIFY, INFER = f"{V1}:predict", f"{V1}:classify", f"{V2}/infer"
@@ -426,3 +428,34 @@ def test_only_the_log_tells_of_an_internal_error(server, path, body, caplog):
     assert record.id == answer.headers["X-Request-ID"]
     assert "secret" in logs.JsonFormatter().format(record)
     assert record.levelno == logging.ERROR
+
+
+TOKENS = tensors.TensorSpec("tokens", "int32", (None, 2))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64"])
+def test_whole_numbers_of_every_type_are_tokens(dtype):
+    found = TOKENS.check(np.array([[1, 2], [3, 100]], dtype))
+    assert (found.tolist(), found.dtype) == ([[1, 2], [3, 100]], "int32")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.ones((1, 2), "float32"), "`tokens` must hold int32. Received: float32"),
+        (np.array([[1, 2**31]]), "fit int32. Received: numbers from 1 to 2147483648"),
+        (np.array([[-(2**31) - 1, 0]]), "fit int32. Received: numbers from -2147483649 to 0"),
+        (np.array([[0, 2**64 - 1]], "uint64"), "from 0 to 18446744073709551615"),
+        (np.array([["a", "b"]], object), "`tokens` must hold int32. Received: texts"),
+    ],
+)
+def test_what_is_no_token(value, words):
+    with pytest.raises(RequestError, match=words):
+        TOKENS.check(value)
+
+
+def test_tokens_in_json():
+    assert tensors.from_json([[1, 2]], "tokens", "int32", 2).tolist() == [[1, 2]]
+    for value in (1.5, 2**31):
+        with pytest.raises(RequestError, match=f"Received: {value}"):
+            tensors.from_json([[1, value]], "tokens", "int32", 2)

@@ -15,6 +15,7 @@ import pytest
 
 from keras_preact.export.version import VersionError
 from keras_preact.serving import loading
+from keras_preact.serving.batching import ComputationError
 from keras_preact.serving.errors import RequestError, TooBusy, TooLarge
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.settings import Settings
@@ -110,6 +111,26 @@ def test_a_file_that_is_no_image_is_named_and_spoils_nobodys_batch(kind, servabl
 
 
 @pytest.mark.anyio
+async def test_an_input_that_the_network_refuses_spoils_nobodys_batch():
+    """Such as a token outside the vocabulary: its client alone gets an error, with status
+    400. Any other failure is the server's.
+    """
+    servable = fakes.load(Path("toy/7"), Settings("models"))
+    images = [np.full((1, *fakes.SHAPE), value, "float32") for value in (1, 667, 2, 666)]
+    free = servable.batcher._run.free
+    free.clear()
+    tasks = [asyncio.create_task(servable.predict("features", image)) for image in images]
+    await asyncio.sleep(0)
+    free.set()
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), GENEROUS)
+    assert [result["features"][0, 0] for result in (results[0], results[2])] == [1, 2]
+    assert (type(results[1]), results[1].status) == (RequestError, 400)
+    assert "cannot compute this input of the shape (1, 2, 2, 1)" in results[1].message
+    assert type(results[3]) is ComputationError
+    await servable.close()
+
+
+@pytest.mark.anyio
 async def test_images_in_progress_are_bounded():
     servable = fakes.load(Path("toy/7"), Settings("models", max_queue=6))
     free = servable.batcher._run.free
@@ -164,7 +185,22 @@ def of_another_size(card):
 DAMAGE = [
     (lambda v: flip_a_bit(v / "saved_model.pb"), "Its saved_model.pb is damaged: the SHA-256"),
     (lambda v: (v / CARD).unlink(), f"It has no {CARD}"),
-    (lambda v: change_card(v, lambda c: c.update(top_k="some")), "cannot be read: ValueError"),
+    *(
+        (lambda v, change=change: change_card(v, lambda c: c.update(change)), message)
+        for change, message in (
+            ({"top_k": "some"}, "a positive whole number was expected"),
+            ({"top_k": 0}, "a positive whole number was expected"),
+            ({"batch_sizes": ["some"]}, "a positive whole number was expected"),
+            ({"batch_sizes": [0]}, "a positive whole number was expected"),
+            ({"classes": CLASSES[:-1]}, f"of its {len(CLASSES)} outputs under `classes`. Received"),
+            ({"classes": [*CLASSES, "more"]}, f"Received: {len(CLASSES) + 1} values. Correct it"),
+            ({"classes": [*CLASSES[:-1], CLASSES[0]]}, f"with {CLASSES[0]!r} more than once"),
+            ({"classes": [*range(len(CLASSES))]}, f"Received: {len(CLASSES)} values. Correct it"),
+            ({"classes": [*CLASSES[:-1], "\udcff"]}, f"Received: {len(CLASSES)} values."),
+            ({"classes": "".join(CLASSES)}, "Received: str. Correct it"),
+            ({"classes": None}, "Received: NoneType"),
+        )
+    ),
     (lambda v: change_card(v, of_another_size), "One of its warm-up requests fails: `images` must"),
 ]
 

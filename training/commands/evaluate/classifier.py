@@ -105,7 +105,8 @@ def _open_saved_model(path: Path) -> Classifier:
 
     version = find(path)
     with version.reading_card() as card:
-        classes, precision, described = list(card["classes"]), card["precision"], card["run"] or {}
+        classes, precision = version.class_names(card), card["precision"]
+        described = card["run"] or {}
     with reading(f"{version.path} is damaged"):
         # kept alive by the closure: a signature alone does not hold its weights
         loaded = tf.saved_model.load(str(version.path))

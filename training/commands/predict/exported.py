@@ -116,7 +116,7 @@ def open_exported(model: Path, version: int | None) -> Exported:
     with checking():
         found = find(model, version)
         with found.reading_card() as card:
-            classes = list(card["classes"])
+            classes = found.class_names(card)
             crops = (card.get("preprocessing") or {}).get("crop") is not None
     try:
         loaded = tf.saved_model.load(str(found.path))
