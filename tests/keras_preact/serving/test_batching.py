@@ -93,6 +93,19 @@ async def test_what_waits_is_computed_together_whole_requests_first_come_first_s
     np.testing.assert_array_equal(network.batches[1], np.concatenate(sent[1:3]))
 
 
+async def test_a_request_that_fails_spoils_no_other_one():
+    network = Network()
+    network.release()
+    sent = [rows(2), rows(3, 10.5), rows(1, 20)]
+    async with batching(network) as batcher:
+        tasks = [asyncio.create_task(batcher.submit(own)) for own in sent]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [len(batch) for batch in network.batches] == [6, 2, 3, 1]
+    check_answer(results[0], sent[0])
+    check_answer(results[2], sent[2])
+    assert str(results[1].__cause__) == "a row that fails"
+
+
 # Rows, whether their batch fails, and their width: often several requests are in a batch.
 SUBMIT = st.tuples(
     st.just("submit"),
