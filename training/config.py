@@ -173,6 +173,10 @@ class Model:
         return ConstantScaling(shortcut, residual)
 
 
+#: Place of the data in commands that measure. Errors about the data name it as `train` does.
+DataDir = Annotated[Path | None, tyro.conf.arg(aliases=["--data.dir"])]
+
+
 @dataclasses.dataclass(frozen=True)
 class Data:
     """The images and their augmentation."""

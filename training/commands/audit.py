@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from .. import cli
 from ..cli.programs import answering
+from ..config import DataDir
 from ..errors import checking, command
 
 
@@ -17,7 +17,7 @@ def audit(
     /,
     images: int = 32,
     data: str | None = None,
-    data_dir: Path | None = None,
+    data_dir: DataDir = None,
     checkpoint: Literal["final", "best", "last"] = "final",
     seed: int = 0,
     trust: bool = False,

@@ -12,7 +12,7 @@ import tyro
 from rich import filesize
 
 from .. import cli, disk
-from ..config import Data, from_json
+from ..config import Data, DataDir, from_json
 from ..directory import measurements, runs
 from ..errors import UserError, check_positive, check_utf8, checking, command
 from ..functions import trust
@@ -39,7 +39,7 @@ def export(
     precision: Literal["float32", "bfloat16", "int8"] = "float32",
     fold_batch_norm: bool = True,
     temperature: Literal["fitted"] | float = 1.0,
-    data_dir: Path | None = None,
+    data_dir: DataDir = None,
     trust: bool = False,
 ) -> None:
     """Write a run's network for serving: saved_models/NAME/VERSION, a SavedModel that

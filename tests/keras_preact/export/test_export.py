@@ -47,12 +47,12 @@ def sequential(*last):
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, activation="relu"), *last])
 
 
-def tokens(dtype):
-    """A classifier of six tokens, numbers below 20."""
+def tokens():
+    """A classifier of six tokens, numbers below 20, that only its embedding takes for whole
+    numbers.
+    """
     layers = [keras.layers.Embedding(20, 4), keras.layers.GlobalAveragePooling1D()]
-    return keras.Sequential(
-        [keras.Input((6,), dtype=dtype), keras.Sequential(layers), keras.layers.Dense(10)]
-    )
+    return keras.Sequential([keras.Input((6,)), keras.Sequential(layers), keras.layers.Dense(10)])
 
 
 def of_fixed_batches():
@@ -64,7 +64,7 @@ MODELS = {
     "stacked": (lambda: stacked_with_dropout(8), "linear", None),
     "any size": (lambda: grouped(classifier_activation="softmax"), "softmax", COLOURS),
     "dense": (lambda: sequential(keras.layers.Dense(10, activation="sigmoid")), "sigmoid", None),
-    "tokens": (lambda: tokens("int32"), "linear", None),
+    "tokens": (tokens, "linear", None),
 }
 
 

@@ -15,8 +15,11 @@ from PIL import Image
 
 import keras_preact as kp
 from keras_preact.analysis.figures import style
+from keras_preact.export import _check
+from keras_preact.export.version import INT8, OWN_CARD, Version
 from keras_preact.models import registry
 from tests import layout
+from tests.keras_preact.export.one_process import in_this_process
 from tests.training.calls import error_of, files, run_evaluate
 from tests.training.images import write_folder, write_tfds
 from training import cli
@@ -302,6 +305,110 @@ class TestRun:
         assert again["calibrated"]["temperature"] == pytest.approx(1, abs=1e-3)
         card = json.loads((tmp_path / "exported/digits/model_card.json").read_text())
         assert card["metrics"]["temperature"] == metrics["calibrated"]["temperature"]
+
+
+#: Pixels of images of one pixel, their classes, and the logit of class 1 per normalised pixel.
+PIXELS, OF_CLASS_1, SLOPE = np.array([50, 90, 150, 220, 140, 60]), np.array([0, 0, 0, 1, 1, 1]), 3.0
+AVERAGE, DEVIATION = 125.0, 64.0
+
+
+def small_classifier(outputs, *, takes_pixels=True, slope=SLOPE, activation=None):
+    """Two classes, by the brightness."""
+    layers = [keras.Input((1, 1, 1))]
+    if takes_pixels:
+        layers += [keras.layers.Rescaling(1 / DEVIATION, -AVERAGE / DEVIATION)]
+    layers += [keras.layers.Flatten(), keras.layers.Dense(outputs, activation=activation)]
+    model = keras.Sequential(layers)
+    kernel = [[slope]] if outputs == 1 else [[-slope / 2, slope / 2]]
+    model.layers[-1].set_weights([np.array(kernel), np.zeros(outputs)])
+    return model
+
+
+def loss_of(slope=SLOPE) -> float:
+    logits = slope * (PIXELS - AVERAGE) / DEVIATION
+    return float(np.log1p(np.exp(np.where(OF_CLASS_1 == 1, -logits, logits))).mean())
+
+
+def exported(model, names=("dark", "bright"), **options):
+    return kp.export.save(model, "exported/m", classes=list(names), batch_sizes=[1], **options)
+
+
+def normalised():
+    preprocessing = kp.preprocessing.Preprocessing([AVERAGE], [DEVIATION], 1)
+    exported(small_classifier(2, takes_pixels=False), preprocessing=preprocessing)
+
+
+def in_8_bits():
+    """A version whose second network has another slope."""
+    ov = pytest.importorskip("openvino")
+    other = Version(exported(small_classifier(2, slope=1.0))).functions()[0].openvino_model()
+    shutil.rmtree("exported")
+    version = exported(small_classifier(2))
+    ov.save_model(other, version / INT8, compress_to_fp16=False)
+    card = json.loads((version / OWN_CARD).read_text())
+    (version / OWN_CARD).write_text(json.dumps(card | {"precision": "int8"}))
+
+
+#: What is evaluated: a function that writes it, its path, and its loss.
+MEASURED = {
+    "an export": (lambda: exported(small_classifier(2)), "exported/m", loss_of()),
+    "one output with two names": (lambda: exported(small_classifier(1)), "exported/m", loss_of()),
+    "one output with one name": (
+        lambda: exported(small_classifier(1), ["bright"]),
+        "exported/m",
+        loss_of(),
+    ),
+    "an export of normalised images": (normalised, "exported/m", loss_of()),
+    "an export in 8 bits": (in_8_bits, "exported/m", loss_of(1.0)),
+    **{
+        f"a file with {outputs} outputs, activation {activation}": (
+            lambda outputs=outputs, activation=activation: small_classifier(
+                outputs, activation=activation
+            ).save("m.keras"),
+            "m.keras",
+            loss_of(),
+        )
+        for outputs, activation in ((2, None), (2, "softmax"), (1, None), (1, "sigmoid"))
+    },
+}
+
+
+class TestWhatIsMeasured:
+    @pytest.fixture(autouse=True)
+    def _in_folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(_check, "replay", in_this_process)
+        images = PIXELS.astype("uint8").reshape(-1, 1, 1, 1)
+        names = {"x_train": images, "x_test": images, "y_train": OF_CLASS_1, "y_test": OF_CLASS_1}
+        np.savez("data.npz", **names)
+
+    @pytest.mark.parametrize("name", MEASURED)
+    def test_its_loss_is_that_of_its_answers(self, name, tmp_path, capsys):
+        write, path, loss = MEASURED[name]
+        write()
+        run_evaluate(path, "--data", "npz", "--data.dir", "data.npz", "--output", "found")
+        found = metrics_of(tmp_path / "found")
+        assert found["loss"] == pytest.approx(loss, rel=2e-3 if "8 bits" in name else 1e-5)
+        assert found["confusion_matrix"] == [[2, 1], [1, 2]]
+        assert "Warning" not in capsys.readouterr().err
+
+    def test_images_of_another_range(self, capsys):
+        """Pixels, for a network that takes normalised images and does not say how."""
+        small_classifier(2, takes_pixels=False).save("m.keras")
+        exported(small_classifier(2, takes_pixels=False))
+        for path in ("m.keras", "exported/m"):
+            run_evaluate(path, "--data", "npz", "--data-dir", "data.npz", "--output", "found")
+            [warning] = re.findall("^Warning: .*", capsys.readouterr().err, re.MULTILINE)
+            assert re.search(f"{path}.*The input has values from 50 to 220", warning)
+
+    def test_several_classes_in_an_image(self, capsys):
+        model = small_classifier(2, activation="sigmoid")
+        exported(model)
+        model.save("m.keras")
+        for path, named in (("exported/m", "exported/m/1"), ("m.keras", "m.keras")):
+            options = [path, "--data", "npz", "--data-dir", "data.npz"]
+            message = error_of(capsys, run_evaluate, *options)
+            assert message.startswith(f"error: {named} finds several classes in one image. Only")
 
 
 def table(path) -> list[dict[str, str]]:

@@ -33,8 +33,21 @@ def darkness_and_halves(images):
     return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
 
+def card_of(classes, outputs=3, **fields):
+    probabilities = {"outputs": {"probabilities": {"shape": [None, outputs]}}}
+    return json.dumps(
+        {"classes": classes, "signatures": {"serving_default": probabilities}} | fields
+    )
+
+
 def save_model(
-    path, core=darkness_and_halves, classes=CLASSES, preprocessing=None, decodes=True, channels=1
+    path,
+    core=darkness_and_halves,
+    classes=CLASSES,
+    preprocessing=None,
+    decodes=True,
+    channels=1,
+    **card,
 ):
     """Save a model of three classes, with the functions of the project's exports."""
     module = tf.Module()
@@ -46,8 +59,8 @@ def save_model(
         module.decode = tf.function(decode, input_signature=[files], autograph=False)
     tf.saved_model.save(module, str(path))
     (path / "assets.extra").mkdir(exist_ok=True)
-    card = {"classes": classes, "preprocessing": preprocessing and preprocessing.to_dict()}
-    (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
+    card["preprocessing"] = preprocessing and preprocessing.to_dict()
+    (path / "assets.extra" / "model_card.json").write_text(card_of(classes, **card))
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +106,15 @@ def test_a_folder_of_a_version_is_that_version(models, images, capsys, monkeypat
     monkeypatch.chdir(models / "gray" / "2")
     main([".", str(images / "right.png"), "--version", "2"])
     assert "right side" in capsys.readouterr().out
+
+
+def test_says_that_it_does_not_compute_in_8_bits(images, capsys):
+    save_model(images / "m" / "1", precision="int8")
+    main([str(images / "m"), str(images / "right.png")])
+    assert capsys.readouterr().err == (
+        "warning: These are the answers of the network in float32. Those in 8 bits come from "
+        f"keras-preact serve {images} --engine openvino.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +218,13 @@ def test_errors(models, images, tmp_path, capsys):
         ((tmp_path / "nan", image), "are not finite"),
     ):
         assert word in error_of(capsys, *arguments)
-    card.write_text(json.dumps({"classes": CLASSES}))
+    for names, words in (
+        (CLASSES[:2], "for each of its 3 outputs under `classes`. Received: 2 values. Correct it"),
+        ([CLASSES[0]] * 3, f"Received: 3 values, with {CLASSES[0]!r} more than once. Correct it"),
+    ):
+        card.write_text(card_of(names))
+        assert words in error_of(capsys, damaged, image)
+    card.write_text(card_of(CLASSES))
     assert "saved_model.pb" in error_of(capsys, damaged, image)
 
 
@@ -342,7 +370,7 @@ def sigmoids(outputs):
 )
 def test_sigmoids(tmp_path, capsys, outputs, classes, expected):
     """Of several labels, each has its own probability. One output has one or two names."""
-    save_model(tmp_path / "m" / "1", core=sigmoids(outputs), classes=classes)
+    save_model(tmp_path / "m" / "1", core=sigmoids(outputs), classes=classes, outputs=outputs)
     Image.new("L", (8, 8), 255).save(tmp_path / "white.png")
     arguments = [tmp_path / "m", tmp_path / "white.png", "--output", tmp_path / "a.csv"]
     _, out, _ = run(capsys, *arguments, "--json")

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ... import backends, cli, disk
+from ...config import DataDir
 from ...directory import runs
 from ...errors import checking, command
 
@@ -19,7 +20,7 @@ def analyze(
     output: Annotated[Path | None, tyro.conf.arg(aliases=["--out"])] = None,
     images: int = 32,
     data: str | None = None,
-    data_dir: Path | None = None,
+    data_dir: DataDir = None,
     checkpoint: Literal["final", "best", "last"] = "final",
     quick: bool = False,
     seed: int = 0,

@@ -12,7 +12,7 @@ import tyro
 
 from ... import cli, disk, functions
 from ...cli.programs import answering
-from ...config import Data
+from ...config import Data, DataDir
 from ...directory import measurements
 from ...errors import UserError, check_positive, checking, command
 from . import corruptions as corrupted
@@ -28,7 +28,7 @@ def evaluate(
     /,
     checkpoint: Literal["final", "best", "last"] = "final",
     data: str | None = None,
-    data_dir: Path | None = None,
+    data_dir: DataDir = None,
     batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch"])] = 256,
     output: Path | None = None,
     save_samples: int = 0,

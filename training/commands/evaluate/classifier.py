@@ -1,15 +1,19 @@
 """What is evaluated: a run, a .keras file, an exported model or shipped weights."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...config import Data, from_json
 from ...directory import runs
 from ...errors import UserError, reading
+
+if TYPE_CHECKING:
+    from keras_preact.preprocessing import InputRange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,21 +82,31 @@ def open_classifier(path: Path, checkpoint: str, again: str = "") -> Classifier:
 def _of_keras(model, path: Path, output: Path, data: Data | None) -> Classifier:
     import keras
 
+    import keras_preact as kp
+    from keras_preact.compiled import outputs_of
+
     from ...directory import models
 
     if len(model.input_shape) != 4:
         raise UserError(
             f"{path} does not take images: its input has shape {model.input_shape[1:]}."
         )
+    expected = kp.models.expected_input(model)
+    activation = outputs_of(model, model.inputs[0])[0].activation
+    _check_one_class(path, activation, model.output_shape[-1])
     logits = getattr(model, "logits", None)
     if logits is not None:
-        model = keras.Model(model.input, logits)
+        model, activation = keras.Model(model.input, logits), "linear"
+
+    def logits_of(images: np.ndarray) -> np.ndarray:
+        return _as_logits(np.asarray(model.predict_on_batch(images)), activation)
+
     return Classifier(
         path=path,
         output=output,
-        outputs=model.output_shape[-1],
+        outputs=max(2, model.output_shape[-1]),
         size=model.input_shape[2],
-        logits=lambda images: np.asarray(model.predict_on_batch(images)),
+        logits=_watched(logits_of, expected, path),
         precision=models.precision(model),
         data=data,
     )
@@ -102,29 +116,102 @@ def _open_saved_model(path: Path) -> Classifier:
     import tensorflow as tf
 
     from keras_preact.export.version import find
+    from keras_preact.preprocessing import InputRange, Preprocessing
 
     version = find(path)
     with version.reading_card() as card:
         classes, precision = version.class_names(card), card["precision"]
         described = card["run"] or {}
+        function = card["signatures"]["serving_default"]
+        images = function["inputs"]["images"]
+        expected = InputRange(np.array(images["mean"]), np.array(images["std"]))
+        outputs = function["outputs"]["logits"]["shape"][-1]
+        activation = card["activation"]
+        preprocessing = Preprocessing(**card["preprocessing"]) if card["preprocessing"] else None
+        takes_pixels = card["pixels"]
+    _check_one_class(version.path, activation, outputs)
     with reading(f"{version.path} is damaged"):
-        # kept alive by the closure: a signature alone does not hold its weights
         loaded = tf.saved_model.load(str(version.path))
 
-    def logits(images: np.ndarray) -> np.ndarray:
+    def in_tensorflow(pixels: np.ndarray) -> np.ndarray:
+        # the function keeps `loaded` alive: a signature alone does not hold its weights
         serve = loaded.signatures["serving_default"]
-        return serve(images=tf.constant(images, tf.float32))["logits"].numpy()
+        return serve(images=tf.constant(pixels, tf.float32))["logits"].numpy()
+
+    compute = _in_8_bits(version.path) if precision == "int8" else in_tensorflow
+    watched = _watched(compute, expected, version.path)
+
+    def logits(pixels: np.ndarray) -> np.ndarray:
+        if preprocessing is not None and not takes_pixels:
+            pixels = preprocessing.normalize(pixels)
+        return _as_logits(watched(pixels), "linear")
 
     options = described.get("config")
     _, inputs = loaded.signatures["serving_default"].structured_input_signature
     return Classifier(
         path=version.path,
         output=Path(f"evaluation-{path.name}"),
-        outputs=len(classes),
+        outputs=max(2, outputs),
         size=inputs["images"].shape[1],
         logits=logits,
         precision=precision,
         data=from_json(Data, options["data"]) if options else None,
-        classes=classes,
+        classes=classes if len(classes) > 1 else None,
         described=described if options else None,
     )
+
+
+def _check_one_class(path: Path, activation: str, outputs: int) -> None:
+    if activation == "sigmoid" and outputs > 1:
+        raise UserError(
+            f"{path} finds several classes in one image. Only classifiers with one class per image "
+            "can be evaluated."
+        )
+
+
+def _in_8_bits(version: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function from images to the logits of a version's network in 8 bits, as the
+    server's engine openvino computes it.
+    """
+    from keras_preact.export.version import INT8
+
+    try:
+        import openvino as ov
+    except ImportError as error:
+        raise UserError(
+            f"To measure {version} in 8 bits, install OpenVINO: pip install "
+            "'keras-preact[openvino]'"
+        ) from error
+    options = {"INFERENCE_PRECISION_HINT": "bf16"}
+    with reading(f"{version} is damaged"):
+        compiled = ov.Core().compile_model(version / INT8, "CPU", options)
+    return lambda images: compiled([images.astype("float32")])["logits"]
+
+
+def _as_logits(outputs: np.ndarray, activation: str) -> np.ndarray:
+    """Return logits for each class: of probabilities, and of the single output of a binary
+    classifier.
+    """
+    if activation in ("softmax", "sigmoid"):
+        outputs = np.clip(outputs.astype("float64"), 1e-30, 1)
+        below = np.log1p(-np.minimum(outputs, 1 - 1e-15)) if activation == "sigmoid" else 0
+        outputs = np.log(outputs) - below
+    if outputs.shape[-1] == 1:
+        return np.concatenate([np.zeros_like(outputs), outputs], axis=-1)
+    return outputs
+
+
+def _watched(
+    logits: Callable[[np.ndarray], np.ndarray], expected: "InputRange", path: Path
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return `logits`, with a warning if the first images do not have the expected range."""
+    is_first = True
+
+    def watched(images: np.ndarray) -> np.ndarray:
+        nonlocal is_first
+        if is_first and (problem := expected.problem(images)):
+            print(f"Warning: {path}: {problem}", file=sys.stderr)
+        is_first = False
+        return logits(images)
+
+    return watched

@@ -80,6 +80,11 @@ def predict(
     opened = open_exported(model, version)
     if others:
         _say(f"warning: The folders also hold files that are no images: {others}.")
+    if opened.is_int8:
+        _say(
+            "warning: These are the answers of the network in float32. Those in 8 bits come from "
+            f"{command('serve', model.parent, '--engine', 'openvino')}."
+        )
     bad = 0
     with contextlib.ExitStack() as stack:
         writers = list(_writers(stack, output, as_json, opened.classes, top))

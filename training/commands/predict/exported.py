@@ -45,6 +45,7 @@ class Exported:
         path: Its folder.
         classes: Names of the classes.
         crops: Whether it scales and crops images, as in its training.
+        is_int8: Whether it has a second network in 8 bits, which is not used here.
         loaded: The SavedModel.
         scores: Function from outputs and a number of classes to a score for each class.
     """
@@ -52,6 +53,7 @@ class Exported:
     path: Path
     classes: Sequence[str]
     crops: bool
+    is_int8: bool
     loaded: Any
     scores: Callable[[np.ndarray, int], np.ndarray]
 
@@ -118,6 +120,7 @@ def open_exported(model: Path, version: int | None) -> Exported:
         with found.reading_card() as card:
             classes = found.class_names(card)
             crops = (card.get("preprocessing") or {}).get("crop") is not None
+            is_int8 = card.get("precision") == "int8"
     try:
         loaded = tf.saved_model.load(str(found.path))
     except (tf.errors.OpError, KeyError, OSError) as error:
@@ -127,4 +130,4 @@ def open_exported(model: Path, version: int | None) -> Exported:
             f"{found.path} does not take image files. It needs images of 1 or 3 channels, and "
             f"the preprocessing of the network in its export: {command('export')}"
         )
-    return Exported(found.path, classes, crops, loaded, class_scores)
+    return Exported(found.path, classes, crops, is_int8, loaded, class_scores)
