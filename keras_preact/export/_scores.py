@@ -1,6 +1,7 @@
 """Find the logits of a classifier, and the function that turns them into probabilities."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import keras
 
@@ -59,7 +60,16 @@ class Scores:
     @property
     def input_dtype(self) -> str:
         """Dtype of the images in the export: int32 for a model that takes tokens."""
-        return "int32" if _takes_tokens(self.core) else "float32"
+        [tensor] = self.core.inputs
+        takes_tokens = self.vocabulary is not None or tensor.dtype.startswith("int")
+        return "int32" if takes_tokens else "float32"
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Number of the tokens that the model knows; None if it reads none with an
+        `Embedding`.
+        """
+        return min(_vocabularies(self.core), default=None)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -195,20 +205,17 @@ def _find_logits(model: keras.Model):
     )
 
 
-def _takes_tokens(model: keras.Model) -> bool:
-    """Whether a model takes whole numbers that are no pixels."""
+def _vocabularies(model: keras.Model) -> Iterator[int]:
+    """Yield the numbers of tokens of the embeddings that read the input of a model."""
     [tensor] = model.inputs
-    if tensor.dtype.startswith("int"):
-        return True
-    nodes = keras_private.nodes(model)
-    readers = [
-        node.operation for node in nodes if any(each is tensor for each in node.input_tensors)
-    ]
-    return any(
-        isinstance(reader, keras.layers.Embedding)
-        or (len(getattr(reader, "inputs", None) or ()) == 1 and _takes_tokens(reader))
-        for reader in readers
-    )
+    for node in keras_private.nodes(model):
+        reader = node.operation
+        if all(each is not tensor for each in node.input_tensors):
+            continue
+        if isinstance(reader, keras.layers.Embedding):
+            yield reader.input_dim
+        elif len(getattr(reader, "inputs", None) or ()) == 1:  # a nested model
+            yield from _vocabularies(reader)
 
 
 def _before_casts(tensor):

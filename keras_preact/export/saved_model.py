@@ -52,7 +52,8 @@ def save(
       `probabilities`, both `(batch, classes)`. The channels are last even for a model
       with `data_format="channels_first"`. The images are pixels from 0 to 255 if the
       model normalises them itself, with its `preprocessing` layer or the layers that it
-      starts with. The card has the `range`, `mean` and `std` that the network expects.
+      starts with. The card has the `range`, `mean` and `std` that the network expects,
+      or its `vocabulary`: tokens are from 0 to one less.
     - `features`: from `images` to `features`, `(batch, width)`, the classifier's input.
     - `predict_bytes`: from `image_bytes`, PNG, JPEG or WebP files as strings, to `classes`
       (names), `scores` and `indices` of the most probable classes, `(batch, top_k)`.
@@ -322,7 +323,9 @@ def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dic
 
 def _signatures(scores: _scores.Scores, plan: _graph.Plan) -> dict[str, dict]:
     images = {"images": _tensor(plan.dtype, *scores.input_shape)}
-    if plan.dtype == "float32":
+    if scores.vocabulary is not None:
+        images["images"]["vocabulary"] = scores.vocabulary
+    elif plan.dtype == "float32":
         expected = scores.expected
         normalization = {"mean": expected.mean, "std": expected.std}
         images["images"] |= {

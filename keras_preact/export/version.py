@@ -181,6 +181,35 @@ class Frozen:
     outputs: tuple[str, ...]
     int8: Path | None = None
 
+    def smallest(self, shape: Sequence[int | None]) -> tuple[int, ...]:
+        """Return the smallest length of each axis of the images for which every tensor of the
+        network has values. TensorFlow ends the process (SIGFPE) when it convolves a map
+        without pixels, which smaller images leave after layers without padding.
+
+        Args:
+            shape: Lengths of the axes; `None` is any length. The first is the batch.
+        """
+        free = [axis for axis, length in enumerate(shape) if length is None and axis]
+        graph = self.function.graph.as_graph_def()
+
+        def with_lengths(axes: Sequence[int], length: int, others: int) -> list[int]:
+            rest = [others if axis in free else shape[axis] or 1 for axis in range(len(shape))]
+            return [length if axis in axes else one for axis, one in enumerate(rest)]
+
+        def is_sound(axes: Sequence[int], length: int, others: int = 1) -> bool:
+            [images] = self.function.inputs
+            return _has_values(graph, images, with_lengths(axes, length, others))
+
+        lengths = [1 if length is None else length for length in shape]
+        large = next((2**n for n in range(12) if is_sound(free, 2**n)), 1)
+        for axis in free if large > 1 else ():
+            low, high = 0, large  # the smallest length is above `low`, and at most `high`
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if is_sound([axis], middle, large) else (middle, high)
+            lengths[axis] = high
+        return tuple(lengths)
+
     def openvino_model(self) -> Any:
         """Return the network as OpenVINO's model, with the names of the outputs."""
         import openvino as ov
@@ -472,6 +501,23 @@ def _listed(paths: Sequence[Path | str]) -> str:
     """Return the first names, and how many more there are."""
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return ", ".join(repr(os.path.basename(path)) for path in paths[:3]) + more
+
+
+def _has_values(graph: Any, images: Any, shape: Sequence[int]) -> bool:
+    """Whether every tensor of numbers in a graph has values, for images of a shape."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as whole:
+        given = tf.compat.v1.placeholder(images.dtype, shape)
+        try:
+            tf.graph_util.import_graph_def(graph, {images.name: given}, name="")
+        except ValueError:  # a length would be negative
+            return False
+        tensors = (tensor for op in whole.get_operations() for tensor in op.outputs)
+        return not any(
+            tensor.dtype.is_floating and tensor.shape.rank and 0 in tensor.shape.as_list()
+            for tensor in tensors
+        )
 
 
 def _with_constants_as_bytes(graph):

@@ -1,13 +1,14 @@
 """Make a servable from the folder of a version, and run its warm-up requests."""
 
 import asyncio
+import dataclasses
 import gc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_preact.export.version import GRAPH, Version, VersionError
+from keras_preact.export.version import GRAPH, Frozen, Version, VersionError
 from keras_preact.preprocessing import InputRange
 from keras_preact.serving import engines
 from keras_preact.serving.batching import Batcher, ComputationError
@@ -43,6 +44,7 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     version.check_files()
     engines.use_threads(settings.threads)
     frozen, decode = version.functions()
+    signatures = {name: _with_smallest(one, frozen) for name, one in signatures.items()}
     # The variables of a loaded SavedModel hold every weight a second time, in reference cycles.
     gc.collect()
     engine = engines.ENGINES[settings.engine](frozen, settings, precision)
@@ -82,6 +84,14 @@ def _signature(name: str, function: dict[str, Any]) -> Signature:
     return Signature(name, input_spec, _specs(function["outputs"]))
 
 
+def _with_smallest(signature: Signature, frozen: Frozen) -> Signature:
+    spec = signature.input
+    if None not in spec.shape[1:]:
+        return signature
+    spec = dataclasses.replace(spec, smallest=frozen.smallest(spec.shape))
+    return dataclasses.replace(signature, input=spec)
+
+
 def _specs(tensors: dict[str, Any]) -> dict[str, TensorSpec]:
     return {
         name: TensorSpec(
@@ -91,6 +101,7 @@ def _specs(tensors: dict[str, Any]) -> dict[str, TensorSpec]:
             None
             if tensor.get("mean") is None
             else InputRange(_numbers(tensor["mean"]), _numbers(tensor["std"])),
+            vocabulary=tensor.get("vocabulary") and _positive(tensor["vocabulary"]),
         )
         for name, tensor in tensors.items()
     }

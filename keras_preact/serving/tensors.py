@@ -43,12 +43,16 @@ class TensorSpec:
         dtype: TensorFlow's name of its dtype: `"float32"`, `"string"`, `"int32"`, ...
         shape: Lengths of its axes; `None` is any length.
         expected: The range of its values, if the model card has it.
+        smallest: Smallest lengths of the axes. Empty: 1.
+        vocabulary: Number of tokens, if it holds tokens.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
     expected: InputRange | None = None
+    smallest: tuple[int, ...] = ()
+    vocabulary: int | None = None
 
     def check(self, array: np.ndarray) -> np.ndarray:
         """Return `array` as an input: numbers of its own dtype, or texts, which are arrays of
@@ -80,6 +84,11 @@ class TensorSpec:
     def _whole(self, array: np.ndarray) -> np.ndarray:
         limits = np.iinfo(self.dtype)
         lowest, highest = array.min(), array.max()
+        if self.vocabulary is not None and not 0 <= lowest <= highest < self.vocabulary:
+            raise RequestError(
+                f"`{self.name}` must hold tokens from 0 to {self.vocabulary - 1}. Received: "
+                f"numbers from {lowest} to {highest}"
+            )
         if lowest < limits.min or highest > limits.max:
             raise RequestError(
                 f"`{self.name}` must hold numbers that fit {self.dtype}. Received: numbers from "
@@ -100,6 +109,11 @@ class TensorSpec:
             raise RequestError(
                 f"`{self.name}` must have the shape {shown(self.shape)}, with at least one "
                 f"example. Received: {shown(shape)[:200]}"
+            )
+        if any(length < least for length, least in zip(shape, self.smallest, strict=False)):
+            raise RequestError(
+                f"`{self.name}` must have at least the shape {shown(self.smallest)}: smaller "
+                f"inputs leave nothing to compute. Received: {shown(shape)[:200]}"
             )
 
     def most_values(self, rows: int) -> int:

@@ -159,7 +159,7 @@ def test_signatures(export):
             assert in_card == in_file
     spec = card["serving_default"]["inputs"]["images"]
     if export.takes_tokens:
-        assert spec == {"dtype": "int32", "shape": [None, 6]}
+        assert spec == {"dtype": "int32", "shape": [None, 6], "vocabulary": 20}
     else:
         assert spec["range"] == ([0, 255] if export.takes_pixels else [-2, 2])
 

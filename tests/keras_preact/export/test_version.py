@@ -275,3 +275,53 @@ def test_a_frozen_network_holds_no_variable(tmp_path):
     (tmp_path / "1" / version.INT8).parent.mkdir()
     (tmp_path / "1" / version.INT8).touch()
     assert Version(tmp_path / "1").functions()[0].int8 == tmp_path / "1" / version.INT8
+
+
+def valid(size, stride=1):
+    """A convolution without padding: as in PyTorch, `(length - size) // stride + 1` remain."""
+    weights = tf.ones([size, size, 3, 3])
+    return lambda x: tf.nn.conv2d(x, weights, stride, "VALID")
+
+
+def pooled(size, stride):
+    return lambda x: tf.nn.max_pool2d(x, size, stride, "VALID")
+
+
+#: Layers, the free shape of their images, and the smallest one: by hand.
+SMALLEST = {
+    "padding": (
+        [lambda x: tf.nn.conv2d(x, tf.ones([7, 7, 3, 3]), 2, "SAME")],
+        (None, None),
+        (1, 1),
+    ),
+    "a window": ([valid(5)], (None, None), (5, 5)),
+    # 1 is left after the last layer, 5 before it, 11 before the pooling
+    "windows": ([valid(7, 2), pooled(3, 2), valid(5)], (None, None), (27, 27)),
+    "a pooling at the end": ([valid(3), pooled(2, 2)], (None, None), (4, 4)),
+    "one free axis": ([valid(5)], (9, None), (9, 5)),
+    "a long one": (
+        [lambda x: tf.nn.conv2d(x, tf.ones([1, 70, 3, 3]), 1, "VALID")],
+        (None, None),
+        (1, 70),
+    ),
+    "a crop": ([lambda x: x[:, 3:, :-2]], (None, None), (4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_smallest_images(name, tmp_path):
+    layers, sides, smallest = SMALLEST[name]
+    shape = [None, *sides, 3]
+
+    @tf.function(input_signature=[tf.TensorSpec(shape)])
+    def core(images):
+        for layer in layers:
+            images = layer(images)
+        return {"logits": tf.reduce_mean(images, [1, 2])}
+
+    module = tf.Module()
+    module.core = core
+    tf.saved_model.save(module, str(tmp_path / "1"))
+    frozen, _ = Version(tmp_path / "1").functions()
+    assert frozen.smallest(shape) == (1, *smallest, 3)
+    assert np.isfinite(frozen.function(tf.ones([1, *smallest, 3]))[0]).all()

@@ -3,6 +3,7 @@ that names nothing inside. The right answers are in the tests of each API.
 """
 
 import base64
+import dataclasses
 import json
 import logging
 import re
@@ -452,6 +453,17 @@ def test_whole_numbers_of_every_type_are_tokens(dtype):
 def test_what_is_no_token(value, words):
     with pytest.raises(RequestError, match=words):
         TOKENS.check(value)
+
+
+@pytest.mark.parametrize(("token", "is_known"), [(0, True), (19, True), (20, False), (-1, False)])
+def test_tokens_outside_the_vocabulary(token, is_known):
+    """TensorFlow takes -1 for the last one, and OpenVINO 20 for any."""
+    spec = dataclasses.replace(TOKENS, vocabulary=20)
+    if is_known:
+        assert spec.check(np.array([[3, token]])).tolist() == [[3, token]]
+        return
+    with pytest.raises(RequestError, match=r"must hold tokens from 0 to 19\. Received: numbers"):
+        spec.check(np.array([[3, token]]))
 
 
 def test_tokens_in_json():

@@ -10,9 +10,12 @@ import struct
 import weakref
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
+import keras_preact as kp
+from keras_preact.export import _check
 from keras_preact.export.version import VersionError
 from keras_preact.serving import loading
 from keras_preact.serving.batching import ComputationError
@@ -20,6 +23,7 @@ from keras_preact.serving.errors import RequestError, TooBusy, TooLarge
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.settings import Settings
 from tests.keras_preact.export import image_files
+from tests.keras_preact.export.one_process import in_this_process
 from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.server_process import CLASSES, NAME, encoded, random_images
 
@@ -128,6 +132,43 @@ async def test_an_input_that_the_network_refuses_spoils_nobodys_batch():
     assert "cannot compute this input of the shape (1, 2, 2, 1)" in results[1].message
     assert type(results[3]) is ComputationError
     await servable.close()
+
+
+def test_the_vocabulary_is_in_the_card(tmp_path, monkeypatch):
+    """The smallest one that reads the tokens, also in a nested model."""
+    monkeypatch.setattr(_check, "replay", in_this_process)
+    tokens = keras.Input((6,))
+    large, small = keras.layers.Embedding(30, 4), keras.Sequential([keras.layers.Embedding(20, 4)])
+    pooled = keras.layers.GlobalAveragePooling1D()(large(tokens) + small(tokens))
+    model = keras.Model(tokens, keras.layers.Dense(2)(pooled))
+    servable = load(kp.export.save(model, tmp_path / "m", classes=["a", "b"]))
+    spec = servable.signatures["features"].input
+    assert (spec.dtype, spec.vocabulary, spec.expected) == ("int32", 20, None)
+    answer = predict(servable, "features", spec.check(np.full((1, 6), 19)))
+    assert answer["features"].shape == (1, 4)
+    asyncio.run(servable.close())
+
+
+def test_images_that_leave_no_pixel_are_refused(tmp_path, monkeypatch):
+    """TensorFlow would end the process: a pooling leaves nothing for the last convolution."""
+    monkeypatch.setattr(_check, "replay", in_this_process)
+    layers = [
+        keras.Input((None, None, 3)),
+        keras.layers.Conv2D(4, 7, 2),
+        keras.layers.MaxPooling2D(3, 2),
+        keras.layers.Conv2D(4, 5),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(2),
+    ]
+    path = kp.export.save(keras.Sequential(layers), tmp_path / "m", classes=["a", "b"])
+    servable = load(path)
+    for name in ("serving_default", "features"):
+        spec = servable.signatures[name].input
+        asyncio.run(servable.predict(name, spec.check(np.zeros((1, 27, 27, 3), "float32"))))
+        for sides in ((8, 8), (26, 27), (27, 1)):
+            with pytest.raises(RequestError, match=r"at least the shape \(1, 27, 27, 3\)"):
+                spec.check(np.zeros((1, *sides, 3), "float32"))
+    asyncio.run(servable.close())
 
 
 @pytest.mark.anyio
