@@ -190,25 +190,28 @@ class Frozen:
             shape: Lengths of the axes; `None` is any length. The first is the batch.
         """
         free = [axis for axis, length in enumerate(shape) if length is None and axis]
+        ones = {axis: length or 1 for axis, length in enumerate(shape)}
         graph = self.function.graph.as_graph_def()
 
-        def with_lengths(axes: Sequence[int], length: int, others: int) -> list[int]:
-            rest = [others if axis in free else shape[axis] or 1 for axis in range(len(shape))]
-            return [length if axis in axes else one for axis, one in enumerate(rest)]
-
-        def is_sound(axes: Sequence[int], length: int, others: int = 1) -> bool:
+        def is_sound(lengths: dict[int, int]) -> bool:
             [images] = self.function.inputs
-            return _has_values(graph, images, with_lengths(axes, length, others))
+            return _has_values(graph, images, [*(ones | lengths).values()])
 
-        lengths = [1 if length is None else length for length in shape]
-        large = next((2**n for n in range(12) if is_sound(free, 2**n)), 1)
-        for axis in free if large > 1 else ():
-            low, high = 0, large  # the smallest length is above `low`, and at most `high`
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if is_sound([axis], middle, large) else (middle, high)
-            lengths[axis] = high
-        return tuple(lengths)
+        for large in (2**n for n in range(12)):
+            if is_sound(dict.fromkeys(free, large)):
+                break
+        else:
+            return tuple(ones.values())
+        smallest = dict.fromkeys(free, large)
+        for axis in free:
+            low = 0  # the smallest length is above it
+            while smallest[axis] - low > 1:
+                middle = (low + smallest[axis]) // 2
+                if is_sound(dict.fromkeys(free, large) | {axis: middle}):
+                    smallest[axis] = middle
+                else:
+                    low = middle
+        return tuple((ones | smallest).values())
 
     def openvino_model(self) -> Any:
         """Return the network as OpenVINO's model, with the names of the outputs."""

@@ -401,6 +401,13 @@ class TestWhatIsMeasured:
             [warning] = re.findall("^Warning: .*", capsys.readouterr().err, re.MULTILINE)
             assert re.search(f"{path}.*The input has values from 50 to 220", warning)
 
+    def test_what_takes_no_images(self, capsys):
+        layers = [keras.Input((6,)), keras.layers.Embedding(20, 4), keras.layers.Flatten()]
+        exported(keras.Sequential([*layers, keras.layers.Dense(2)]))
+        options = ["exported/m", "--data", "npz", "--data-dir", "data.npz"]
+        message = error_of(capsys, run_evaluate, *options)
+        assert message == "error: exported/m/1 does not take images: its input has shape (6,).\n"
+
     def test_several_classes_in_an_image(self, capsys):
         model = small_classifier(2, activation="sigmoid")
         exported(model)

@@ -124,11 +124,14 @@ def _open_saved_model(path: Path) -> Classifier:
         described = card["run"] or {}
         function = card["signatures"]["serving_default"]
         images = function["inputs"]["images"]
-        expected = InputRange(np.array(images["mean"]), np.array(images["std"]))
+        mean, std = (images.get(key, default) for key, default in (("mean", 0.0), ("std", 1.0)))
+        shape = tuple(images["shape"][1:])
         outputs = function["outputs"]["logits"]["shape"][-1]
         activation = card["activation"]
         preprocessing = Preprocessing(**card["preprocessing"]) if card["preprocessing"] else None
         takes_pixels = card["pixels"]
+    if len(shape) != 3:
+        raise UserError(f"{version.path} does not take images: its input has shape {shape}.")
     _check_one_class(version.path, activation, outputs)
     with reading(f"{version.path} is damaged"):
         loaded = tf.saved_model.load(str(version.path))
@@ -139,7 +142,7 @@ def _open_saved_model(path: Path) -> Classifier:
         return serve(images=tf.constant(pixels, tf.float32))["logits"].numpy()
 
     compute = _in_8_bits(version.path) if precision == "int8" else in_tensorflow
-    watched = _watched(compute, expected, version.path)
+    watched = _watched(compute, InputRange(np.array(mean), np.array(std)), version.path)
 
     def logits(pixels: np.ndarray) -> np.ndarray:
         if preprocessing is not None and not takes_pixels:
@@ -147,12 +150,11 @@ def _open_saved_model(path: Path) -> Classifier:
         return _as_logits(watched(pixels), "linear")
 
     options = described.get("config")
-    _, inputs = loaded.signatures["serving_default"].structured_input_signature
     return Classifier(
         path=version.path,
         output=Path(f"evaluation-{path.name}"),
         outputs=max(2, outputs),
-        size=inputs["images"].shape[1],
+        size=shape[0],
         logits=logits,
         precision=precision,
         data=from_json(Data, options["data"]) if options else None,
