@@ -305,12 +305,12 @@ WRONG = [
 @pytest.mark.parametrize(("name", "labels", "words"), WRONG, ids=range(len(WRONG)))
 def test_labels_that_do_not_fit(name, labels, words):
     model, _ = made(name, "network")
-    outputs = _scores.take_apart(model).outputs
-    labels = np.array(labels)
+    scores = _scores.take_apart(model)
+    labels, outputs = np.array(labels), scores.outputs
     for function in (
         lambda: kp.analysis.propagation(model, X[:2], labels),
         lambda: kp.analysis.lesions(model, X[:2], labels),
-        lambda: _check.labelled((X[:2], labels), "bfloat16", outputs),
+        lambda: _check.labelled((X[:2], labels), "bfloat16", scores),
         lambda: kp.transfer.fit_temperature(
             np.zeros((2, outputs.count)), labels, outputs.activation
         ),
