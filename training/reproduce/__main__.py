@@ -50,6 +50,13 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
     "table4": ("Table 4: ResNet-1001 with batches of 64.", ("table4",)),
     "eighth1": ("Table 1 with ResNet-56 and an eighth of the schedule.", ("eighth1",)),
     "eighth2": ("Table 2 with ResNet-56 and an eighth of the schedule.", ("eighth2",)),
+    **{
+        f"eighth-{n}": (
+            f"Tables 1 and 2 with ResNet-{n} and an eighth of the schedule.",
+            (f"eighth_{n}_1", f"eighth_{n}_2"),
+        )
+        for n in (20, 8)
+    },
     "digits": ("Tables 1 and 2 scaled down, on digits.", ("digits1", "digits2")),
     "shortcuts": ("Shortcuts of 2016 to 2026, on digits.", ("shortcuts",)),
     "shortcuts-eighth": (
