@@ -55,7 +55,7 @@ class Fit:
             plan.iterations,
             plan.epochs,
             config.batch_size,
-            done=done // plan.micro_batches,
+            done=done,
             micro_batches=plan.micro_batches,
             held_out=run.monitored,
             tensorboard=folder / "tensorboard" if chief else None,
