@@ -90,6 +90,9 @@ def evaluate(
         for note in images.notes:
             print(f"Warning: {note}")
 
+        folder = output or opened.output
+        disk.make(folder, "--output")
+
         # --- Measure
         is_own = opened.described is None or measurements.are_of_run(
             images, source, opened.described
@@ -106,8 +109,6 @@ def evaluate(
             )
 
         # --- Write
-        folder = output or opened.output
-        disk.make(folder)
         suffix = measurements.suffix(checkpoint, views, None if is_own else source)
         answer(report(metrics), metrics)
         written = _write(metrics, curves, folder, suffix)
