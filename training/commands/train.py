@@ -170,7 +170,7 @@ def resume(run: Annotated[Path, tyro.conf.Positional], /, trust: bool = False) -
     if not path.is_file() and (several := runs.several(run)):
         raise UserError(
             f"{run} holds several runs. Give the command that began them again, with "
-            f"--output {run}; or resume one of them: {command('resume', several[0])}"
+            f"--output {run}; or resume one of them: {runs.resuming(several[0])}"
         )
     described = runs.read_config(run)
     config = runs.config_of(path, described)
@@ -288,7 +288,7 @@ def _check_resume(options: Sequence[str]) -> None:
 
 def _refuse_value(run: str) -> NoReturn:
     raise UserError(
-        f"To resume a run with its own options: {command('resume', run or 'RUN')}. After a "
+        f"To resume a run with its own options: {runs.resuming(Path(run or 'RUN'))}. After a "
         "recipe, --resume takes no value: it resumes the run in --output."
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import children, cli
+from .. import children, cli, disk
 from ..errors import UserError, check_positive, nearest
 from ..functions import is_own
 from . import results
@@ -126,6 +126,8 @@ def train(options: Options, tables: Sequence[str]) -> None:
     runs = [(trial.name, seed) for trial in trials for seed in range(options.seeds)]
     missing = [run for run in runs if not results.path(options.output, *run).exists()]
     print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
+    disk.make(options.output, "--output")
+    disk.make(options.work, "--work")
     failed = [
         f"{trial}, seed {seed}"
         for (trial, seed), status in zip(missing, _statuses(missing, options, own), strict=True)

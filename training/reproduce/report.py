@@ -71,14 +71,20 @@ def report(output: Path = RESULTS) -> None:
         output: Folder of finished runs.
 
     Raises:
-        UserError: for a folder that does not exist, for a file that holds no run, for a
-            row of incompatible runs, and without matplotlib. Nothing is written then.
+        UserError: for a folder that does not exist or has no finished run, for a file that
+            holds no run, for a row of incompatible runs, and without matplotlib. Nothing is
+            written then.
     """
     if not output.is_dir():
         raise UserError(f"--output must be the folder of finished runs. {output} does not exist.")
     records = results.read(output)
     groups = results.groups(records)
     others = {name: of.read(output) for name, (_, of) in OTHERS.items()}
+    if not records and not any(others.values()):
+        raise UserError(
+            f"--output must be the folder of finished runs. {output} has none, so nothing is "
+            "written: a README.md in it may be another one."
+        )
     with missing_packages():
         drawings = _drawings(groups, others)
         text = "\n\n".join(_page(groups, others, drawings))

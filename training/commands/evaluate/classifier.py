@@ -20,7 +20,7 @@ class Classifier:
         path: File or directory of the model.
         output: Folder for the results.
         outputs: Number of classes.
-        size: Height and width of its images, None for any.
+        shape: Height, width and channels of its images, None for any.
         logits: Function from float32 pixels to logits.
         precision: Dtype policy in which the network computes, or precision of an export.
         data: Data set that it was trained on, if known.
@@ -31,12 +31,17 @@ class Classifier:
     path: Path
     output: Path
     outputs: int
-    size: int | None
+    shape: Sequence[int | None]
     logits: Callable[[np.ndarray], np.ndarray]
     precision: str
     data: Data | None
     classes: Sequence[str] | None = None
     described: Mapping[str, Any] | None = None
+
+    @property
+    def size(self) -> int | None:
+        """Height and width of its images, None for any."""
+        return self.shape[1]
 
 
 def open_classifier(path: Path, checkpoint: str, again: str = "") -> Classifier:
@@ -80,10 +85,7 @@ def _of_keras(model, path: Path, output: Path, data: Data | None) -> Classifier:
 
     from ...directory import models
 
-    if len(model.input_shape) != 4:
-        raise UserError(
-            f"{path} does not take images: its input has shape {model.input_shape[1:]}."
-        )
+    _check_images(path, model.input_shape[1:])
     logits = getattr(model, "logits", None)
     if logits is not None:
         model = keras.Model(model.input, logits)
@@ -91,7 +93,7 @@ def _of_keras(model, path: Path, output: Path, data: Data | None) -> Classifier:
         path=path,
         output=output,
         outputs=model.output_shape[-1],
-        size=model.input_shape[2],
+        shape=model.input_shape[1:],
         logits=lambda images: np.asarray(model.predict_on_batch(images)),
         precision=models.precision(model),
         data=data,
@@ -116,14 +118,22 @@ def _open_saved_model(path: Path) -> Classifier:
 
     options = described.get("config")
     _, inputs = loaded.signatures["serving_default"].structured_input_signature
+    shape = tuple(inputs["images"].shape)[1:]
+    _check_images(version.path, shape)
     return Classifier(
         path=version.path,
         output=Path(f"evaluation-{path.name}"),
         outputs=len(classes),
-        size=inputs["images"].shape[1],
+        shape=shape,
         logits=logits,
         precision=precision,
         data=from_json(Data, options["data"]) if options else None,
         classes=classes,
         described=described if options else None,
     )
+
+
+def _check_images(path: Path, shape: Sequence[int | None]) -> None:
+    """Check that a network with an input of this shape takes images."""
+    if len(shape) != 3:
+        raise UserError(f"{path} does not take images: its input has shape {shape}.")
