@@ -47,6 +47,8 @@ Recipes:"""
 
 #: Option that is not a field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
+#: Options that say the same in another way.
+LENGTHS = ("--schedule.length", "--schedule.unit")
 EPOCHS_ABOUT = "Stretch the whole schedule to this number of epochs."
 #: End of the help text of a recipe, before its options; `{model}` says how it gets its network.
 FIRST = """With --epochs N, the whole schedule is stretched to N epochs.
@@ -308,6 +310,12 @@ def _stretched(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]
             raise UserError(f"Unknown option {name}. Did you mean {EPOCHS}?")
         else:
             options.append(word)
+    others = [name for name in LENGTHS if name in {word.partition("=")[0] for word in options}]
+    if others and len(options) < len(argv):
+        raise UserError(
+            f"{EPOCHS} says how long the run is, and so does {' with '.join(others)}. Give one of "
+            "them."
+        )
     return default, options
 
 

@@ -187,6 +187,7 @@ WRONG = {
     "--output pictures": ["pictures exists and is not empty. Give another --output"],
     "--epoch 3": ["Unknown option --epoch. Did you mean --epochs?"],
     "--epochs=inf": ["--epochs takes a positive number"],
+    "--epochs 3": ["--epochs says how long the run is, and so does --schedule.length with --"],
 }
 
 
