@@ -202,10 +202,15 @@ def only_loss(loss: Any, count: int | None = None) -> Any:
     leaves = keras.tree.flatten(loss)
     if len(leaves) != 1:
         return None
-    if str(leaves[0]).lower() in ("crossentropy", "ce"):
+    if is_cross_entropy(loss):
         losses = keras.losses
         return losses.binary_crossentropy if count == 1 else losses.categorical_crossentropy
     return keras.losses.get(leaves[0])
+
+
+def is_cross_entropy(loss: Any) -> bool:
+    """Whether a loss of `compile` is the word for a cross-entropy that the labels choose."""
+    return [str(leaf).lower() for leaf in keras.tree.flatten(loss)] in (["crossentropy"], ["ce"])
 
 
 def is_sparse(loss: Any) -> bool:

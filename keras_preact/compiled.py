@@ -12,7 +12,14 @@ import keras
 from keras import KerasTensor
 
 from keras_preact.backend import keras_private
-from keras_preact.classifiers import PROBABILITIES, activation_of, is_binary, only_loss, pooled
+from keras_preact.classifiers import (
+    PROBABILITIES,
+    activation_of,
+    is_binary,
+    is_cross_entropy,
+    only_loss,
+    pooled,
+)
 from keras_preact.graph import Graph
 
 #: Metrics that compare each output with a threshold, to the name of that option.
@@ -147,6 +154,7 @@ def loss_problem(
         count: Number of outputs.
         option: The option of the network's builder that has the activation, if there is one.
     """
+    depends_on_labels = is_cross_entropy(loss) and count != 1
     loss = only_loss(loss, count)
     if loss is None:
         return None
@@ -168,10 +176,15 @@ def loss_problem(
         return None
     name = getattr(loss, "__name__", type(loss).__name__)
     class_name = "".join(word.capitalize() for word in name.split("_")) if "_" in name else name
+    uses = f"keras.losses.{class_name}(from_logits={not takes})"
+    if depends_on_labels:
+        uses = (
+            f"keras.losses.SparseCategoricalCrossentropy(from_logits={not takes}) for class "
+            f"numbers, {uses} for one-hot labels"
+        )
     return (
         f"The network returns {returned}, and the loss expects {expected}: it would learn little. "
-        f"Use loss=keras.losses.{class_name}(from_logits={not takes}), or "
-        f"{_ended(fitting, option)}. Received: loss={name}, {received}"
+        f"Use loss={uses}, or {_ended(fitting, option)}. Received: loss={name}, {received}"
     )
 
 

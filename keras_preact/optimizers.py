@@ -6,6 +6,7 @@ layer, for fine-tuning and for networks of another depth.
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import keras
 from keras import ops
@@ -64,6 +65,18 @@ class _Optimizer(keras.optimizers.Optimizer):
         self._decayed = [self._is_decayed(variable) for variable in variables]
         self._factors = [self._factor(variable.path) for variable in variables]
 
+    def add_variable_from_reference(self, reference_variable, *args, **kwargs):
+        variable = super().add_variable_from_reference(reference_variable, *args, **kwargs)
+        if keras.backend.backend() == "torch":
+            import torch
+
+            # The layout of a kernel in memory may not follow the order of its axes. With another
+            # one, an update of all weights at once is slow.
+            value = variable.value
+            like = torch.empty_like(reference_variable.value, dtype=value.dtype)
+            value.data = like.copy_(value)
+        return variable
+
     def _check_used(
         self, argument: str, words: Iterable[str], variables: Sequence, fits: Callable
     ) -> None:
@@ -109,6 +122,38 @@ class _Optimizer(keras.optimizers.Optimizer):
                     share = ops.cast(learning_rate * decay, variable.dtype)
                     self.assign_sub(variable, ops.multiply(variable, share))
         super().update_step(gradient, variable, learning_rate)
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        # On torch, Keras updates all weights at once for its own optimisers, but not for classes
+        # derived from them. A class derived from these may update single weights in its own way.
+        is_unchanged = type(self).update_step.__module__ == __name__
+        if keras.backend.backend() == "torch" and is_unchanged:
+            import torch
+
+            with torch.no_grad():
+                self._update_on_torch(grads, trainable_variables, learning_rate)
+        else:
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+    def _update_on_torch(self, gradients, variables, learning_rate) -> None:
+        """Update all weights in place: those with one factor on their rate at once."""
+        import torch
+
+        indices = [self._get_variable_index(variable) for variable in variables]
+        for factor in dict.fromkeys(self._factors[index] for index in indices):
+            of_factor = [n for n, index in enumerate(indices) if self._factors[index] == factor]
+            rate = learning_rate * factor
+            weights = {indices[n]: variables[n].value for n in of_factor}
+            decays = {index: self._decay(index) for index in weights} if factor != 1 else {}
+            for decay in filter(None, dict.fromkeys(decays.values())):
+                decayed = [weights[index] for index in weights if decays[index] == decay]
+                torch._foreach_mul_(decayed, 1 - rate * decay)
+            cast = [gradients[n].to(variables[n].value.dtype) for n in of_factor]
+            self._update_at_once(weights, cast, rate)
+
+    def _update_at_once(self, weights: Mapping[int, Any], gradients: list, rate) -> None:
+        """Update weights, tensors of torch by their index, with one rate, in place."""
+        raise NotImplementedError
 
     def get_config(self):
         return super().get_config() | {
@@ -249,59 +294,34 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
             )
         self.coupled_weight_decay = coupled_weight_decay
 
-    def build(self, variables):
-        super().build(variables)
-        if keras.backend.backend() == "torch" and self.momentum:
-            import torch
-
-            for variable, velocity in zip(variables, self.momentums, strict=True):
-                # With the memory layout of the weight, which may not follow the order of its axes.
-                velocity.value.data = torch.zeros_like(variable.value)
-
     def update_step(self, gradient, variable, learning_rate):
         if self.coupled_weight_decay and self._decayed[self._get_variable_index(variable)]:
             decay = ops.cast(self.coupled_weight_decay, gradient.dtype)
             gradient = ops.add(gradient, ops.multiply(ops.cast(variable, gradient.dtype), decay))
         super().update_step(gradient, variable, learning_rate)
 
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        # A class derived from this one may update single weights in its own way.
-        is_unchanged = type(self).update_step is CoupledSGD.update_step
-        if keras.backend.backend() == "torch" and is_unchanged:
-            self._update_on_torch(list(grads), trainable_variables, float(learning_rate))
-        else:
-            super()._backend_update_step(grads, trainable_variables, learning_rate)
-
-    def _update_on_torch(self, gradients, variables, learning_rate: float) -> None:
-        """Update all weights at once and in place. Keras does so for its own optimisers,
-        but not for classes derived from them.
-        """
+    def _update_at_once(self, weights, gradients, rate):
         import torch
 
-        indices = [self._get_variable_index(variable) for variable in variables]
-        weights = [variable.value for variable in variables]
-        with torch.no_grad():
-            decayed = [n for n, index in enumerate(indices) if self._decayed[index]]
-            if self.coupled_weight_decay and decayed:
-                sums = torch._foreach_add(
-                    [gradients[n] for n in decayed],
-                    [weights[n] for n in decayed],
-                    alpha=self.coupled_weight_decay,
-                )
-                for n, total in zip(decayed, sums, strict=True):
-                    gradients[n] = total
-            factors = [self._factors[index] for index in indices]
-            if any(factor != 1 for factor in factors):
-                gradients = list(torch._foreach_mul(gradients, factors))
-            if self.momentum:
-                velocities = [self.momentums[index].value for index in indices]
-                torch._foreach_mul_(velocities, self.momentum)
-                torch._foreach_add_(velocities, gradients, alpha=-learning_rate)
-            if not self.momentum or self.nesterov:
-                torch._foreach_add_(weights, gradients, alpha=-learning_rate)
-            if self.momentum:
-                share = self.momentum if self.nesterov else 1.0
-                torch._foreach_add_(weights, velocities, alpha=share)
+        rate, indices, tensors = float(rate), list(weights), list(weights.values())
+        decayed = [n for n, index in enumerate(indices) if self._decayed[index]]
+        if self.coupled_weight_decay and decayed:
+            sums = torch._foreach_add(
+                [gradients[n] for n in decayed],
+                [tensors[n] for n in decayed],
+                alpha=self.coupled_weight_decay,
+            )
+            for n, total in zip(decayed, sums, strict=True):
+                gradients[n] = total
+        if self.momentum:
+            velocities = [self.momentums[index].value for index in indices]
+            torch._foreach_mul_(velocities, self.momentum)
+            torch._foreach_add_(velocities, gradients, alpha=-rate)
+        if not self.momentum or self.nesterov:
+            torch._foreach_add_(tensors, gradients, alpha=-rate)
+        if self.momentum:
+            share = self.momentum if self.nesterov else 1.0
+            torch._foreach_add_(tensors, velocities, alpha=share)
 
     def get_config(self):
         return super().get_config() | {"coupled_weight_decay": self.coupled_weight_decay}
@@ -324,6 +344,42 @@ class AdamW(_Optimizer, keras.optimizers.AdamW):
     Source: arXiv 1711.05101.
     """
 
+    def _update_at_once(self, weights, gradients, rate):
+        hats = [self._velocity_hats[index].value for index in weights] if self.amsgrad else None
+        _adam_on_torch(
+            list(weights.values()),
+            gradients,
+            [self._momentums[index].value for index in weights],
+            [self._velocities[index].value for index in weights],
+            hats,
+            rate=rate,
+            step=self.iterations + 1,
+            betas=(self.beta_1, self.beta_2),
+            epsilon=self.epsilon,
+        )
+
+
+def _adam_on_torch(
+    weights, gradients, momentums, velocities, largest=None, *, rate, step, betas, epsilon
+) -> None:
+    """Update lists of tensors as Adam does. `largest` are the largest velocities so far, for
+    AMSGrad.
+    """
+    import torch
+
+    step = ops.cast(step, "float32")
+    unbiased = (1 - ops.power(betas[1], step)) ** 0.5 / (1 - ops.power(betas[0], step))
+    torch._foreach_lerp_(momentums, gradients, 1 - betas[0])
+    torch._foreach_mul_(velocities, betas[1])
+    torch._foreach_addcmul_(velocities, gradients, gradients, 1 - betas[1])
+    if largest is not None:
+        torch._foreach_maximum_(largest, velocities)
+    sizes = torch._foreach_sqrt(velocities if largest is None else largest)
+    torch._foreach_add_(sizes, epsilon)
+    steps = torch._foreach_div(momentums, sizes)
+    torch._foreach_mul_(steps, ops.convert_to_tensor(rate) * unbiased)
+    torch._foreach_sub_(weights, steps)
+
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Lion(_Optimizer, keras.optimizers.Lion):
@@ -344,6 +400,16 @@ class Lion(_Optimizer, keras.optimizers.Lion):
 
     Source: arXiv 2302.06675.
     """
+
+    def _update_at_once(self, weights, gradients, rate):
+        import torch
+
+        momentums = [self._momentums[index].value for index in weights]
+        steps = torch._foreach_lerp(momentums, gradients, 1 - self.beta_1)
+        torch._foreach_sign_(steps)
+        torch._foreach_mul_(steps, ops.convert_to_tensor(rate))
+        torch._foreach_sub_(list(weights.values()), steps)
+        torch._foreach_lerp_(momentums, gradients, 1 - self.beta_2)
 
 
 #: The first and the last layers of the networks of this package.
@@ -417,16 +483,61 @@ class Muon(_Optimizer, keras.optimizers.Muon):
             return self.adam_weight_decay
         return super()._decay(index)
 
+    def _update_at_once(self, weights, gradients, rate):
+        by_adam, by_muon = [], []
+        for (index, weight), gradient in zip(weights.items(), gradients, strict=True):
+            velocity, tensors = self.adam_velocities[index], (weight, gradient)
+            if velocity is None:
+                by_muon.append((*tensors, self.momentums[index].value, self._stacked[index]))
+            else:
+                by_adam.append((*tensors, self.momentums[index].value, velocity.value))
+        if by_adam:
+            _adam_on_torch(
+                *map(list, zip(*by_adam, strict=True)),
+                rate=rate * self.adam_lr_ratio,
+                step=self.iterations + 1,
+                betas=(self.adam_beta_1, self.adam_beta_2),
+                epsilon=self.epsilon,
+            )
+        if by_muon:
+            self._muon_on_torch(*map(list, zip(*by_muon, strict=True)), rate=rate)
+
+    def _muon_on_torch(self, weights, gradients, momentums, stacked, *, rate) -> None:
+        """Update kernels, those of one shape in one product for each iteration."""
+        import torch
+
+        torch._foreach_mul_(momentums, self.momentum)
+        torch._foreach_add_(momentums, gradients)
+        totals = momentums
+        if self.nesterov:
+            totals = torch._foreach_add(gradients, momentums, alpha=self.momentum)
+        alike: dict[Any, list[tuple]] = {}
+        for weight, matrices in zip(weights, map(_matrices, totals, stacked), strict=True):
+            batch = matrices.reshape(-1, *matrices.shape[-2:])
+            alike.setdefault(batch.shape[1:], []).append((weight, batch))
+        for pairs in alike.values():
+            of_shape, batches = zip(*pairs, strict=True)
+            steps = self._step(torch.cat(batches), rate).split(list(map(len, batches)))
+            for weight, step in zip(of_shape, steps, strict=True):
+                weight.sub_(step.reshape(weight.shape))
+
     def _muon_update_step(self, gradient, variable, lr, m):
         self.assign_add(m, ops.add(gradient, m * (self.momentum - 1)))
         total = ops.add(gradient, self.momentum * m) if self.nesterov else m
-        stacked = self._stacked[self._get_variable_index(variable)]
-        shape = tuple(gradient.shape)
-        matrix = ops.reshape(total, (*shape[:stacked], -1, shape[-1]))
-        update = self.zeropower_via_newtonschulz5(matrix, self.ns_steps)
-        scale = 1.0 if self.rms_rate is None else self.rms_rate * max(matrix.shape[-2:]) ** 0.5
-        step = ops.cast(lr, update.dtype) * scale * update
-        self.assign_sub(variable, ops.reshape(step, shape))
+        step = self._step(_matrices(total, self._stacked[self._get_variable_index(variable)]), lr)
+        self.assign_sub(variable, ops.reshape(step, gradient.shape))
+
+    def _step(self, matrices, rate):
+        """Return what to subtract from matrices of one shape."""
+        update = self.zeropower_via_newtonschulz5(matrices, self.ns_steps)
+        scale = 1.0 if self.rms_rate is None else self.rms_rate * max(matrices.shape[-2:]) ** 0.5
+        return ops.cast(rate, update.dtype) * scale * update
+
+
+def _matrices(kernel, stacked: int):
+    """Return a kernel as a matrix; in a stack, with `stacked` axes before, one for each unit."""
+    shape = tuple(kernel.shape)
+    return ops.reshape(kernel, (*shape[:stacked], -1, shape[-1]))
 
 
 def depth_rates(model: keras.Model, optimizer: str) -> dict[str, float]:

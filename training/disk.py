@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,14 +13,20 @@ from typing import Any, BinaryIO
 from .errors import writing
 
 
-def make(folder: Path) -> None:
-    """Make a folder, and those that it is in, if they do not exist.
+def make(folder: Path, option: str | None = None) -> None:
+    """Make a folder, and those that it is in, if they do not exist. Check that files can be
+    written to it: a command must not find that out after its work.
+
+    Args:
+        folder: The folder.
+        option: Option that names it, for the error.
 
     Raises:
         UserError: if that is not possible, with the reason.
     """
-    with writing(folder):
+    with writing(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 @contextlib.contextmanager

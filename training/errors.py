@@ -135,16 +135,17 @@ def checking() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(path: object) -> Iterator[None]:
+def writing(path: object, option: str | None = None) -> Iterator[None]:
     """Turn a lasting error of the system into a `UserError`: the error of a full disk does
-    not name the file.
+    not name the file. If an option chooses the place, the `UserError` names it.
     """
     try:
         yield
     except OSError as error:
         if not is_lasting(error):
             raise
-        raise UserError(f"Cannot write {path}: {error}") from error
+        advice = f". Give another {option}." if option else ""
+        raise UserError(f"Cannot write {path}: {error}{advice}") from error
 
 
 @contextlib.contextmanager

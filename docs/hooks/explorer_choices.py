@@ -44,6 +44,7 @@ ALONE = {
 #: Tables of the results whose rows are choices of the page.
 WITH_ERRORS = (
     *("table1", "table2", "table3", "table4", "first_paper", "preact", "eighth1", "eighth2"),
+    *("eighth_20_1", "eighth_20_2"),
     *("digits1", "digits2", "shortcuts", "shortcuts_eighth", "deep"),
 )
 #: Recipe of a trial to what it trains on, in words.

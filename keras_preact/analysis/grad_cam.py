@@ -1,5 +1,7 @@
 """Where a classifier looks: Grad-CAM."""
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 from keras import ops
@@ -11,7 +13,8 @@ from keras_preact.graph import Graph
 
 
 def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = None) -> np.ndarray:
-    """Return what each place of an image contributes to a class: the maps of Grad-CAM.
+    """Return what each place of an image contributes to a class: the maps of Grad-CAM. It
+    also takes sequences and volumes.
 
     They are weighted sums over the channels of the network's last map. The weight of a
     channel is the mean, over its positions, of the gradient of the class's logit.
@@ -20,8 +23,9 @@ def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = No
     Args:
         model: A classifier: any Keras model with one input and an output of shape
             `(batch, classes)`. It may contain other models and stacks of units.
-        images: Images `(batch, height, width, channels)`, or with the channels first,
-            as the model takes them.
+        images: Images `(batch, height, width, channels)`, sequences `(batch, length,
+            channels)` or volumes, with one more axis than images; or with the channels
+            first, as the model takes them.
         classes: A class number per image; 0 or 1 for a binary classifier, with one
             output. None: the classes that the model predicts, the most probable ones if
             an image has several.
@@ -31,7 +35,8 @@ def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = No
             output.
 
     Returns:
-        `(batch, height, width)`, float32, not negative, as large as the images.
+        `(batch, height, width)`, float32, not negative, as large as the images. For
+        sequences and volumes, the shape of `images` without the channels.
 
     Raises:
         ValueError: for a model that is not such a classifier, a layer that it does not
@@ -49,15 +54,17 @@ def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = No
     """
     arrays = keras.tree.flatten(_inputs.check_sample(model, images, "images"))
     _inputs.watch(model, images)
-    if len(arrays) > 1 or arrays[0].ndim != 4:
+    if len(arrays) > 1 or not 3 <= arrays[0].ndim <= 5:
         raise ValueError(
-            "Grad-CAM needs a model with one input of images, an array of 4 axes. Received: "
-            f"`images` of shape {', '.join(str(array.shape) for array in arrays)}"
+            "Grad-CAM needs a model with one input: sequences, images or volumes, an array of 3, 4 "
+            "or 5 axes. Received: `images` of shape "
+            f"{', '.join(str(array.shape) for array in arrays)}"
         )
+    rank = arrays[0].ndim
     graph = Graph(model, arrays[0])
     calls = _inputs.logit_calls(graph, "Grad-CAM")
     output = graph.outputs[0]
-    tensor = _last_map(graph) if layer is None else _output_of(graph, layer)
+    tensor = _last_map(graph, rank) if layer is None else _output_of(graph, layer, rank)
     values = graph.run(graph.values(arrays[0]), calls=calls)
     _, weights = _inputs.class_weights(graph, as_numpy(values[output]), classes)
 
@@ -73,26 +80,48 @@ def grad_cam(model: keras.Model, images, classes=None, *, layer: str | None = No
         maps, gradients = (np.moveaxis(array, 1, -1) for array in (maps, gradients))
         size = arrays[0].shape[2:]
     else:
-        size = arrays[0].shape[1:3]
-    sums = (maps * gradients.mean(axis=(1, 2), keepdims=True)).sum(axis=-1, keepdims=True)
-    resized = ops.image.resize(np.maximum(sums, 0), size, data_format="channels_last")
-    return ops.convert_to_numpy(resized)[..., 0]
+        size = arrays[0].shape[1:-1]
+    places = tuple(range(1, maps.ndim - 1))
+    sums = (maps * gradients.mean(axis=places, keepdims=True)).sum(axis=-1)
+    return _resized(np.maximum(sums, 0), size)
 
 
-def _last_map(graph: Graph) -> int:
-    """Return the last tensor of 4 axes that is on every path to the output."""
+def _resized(maps: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Return maps `(batch, *size)`, interpolated linearly between the centres of the places,
+    as images are resized. A map of a sequence may have another axis, of size 1.
+    """
+    maps = maps.reshape(maps.shape[: 1 + len(size)])
+    for axis, new in enumerate(size, start=1):
+        old: int = maps.shape[axis]
+        places = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+        below = places.astype("int64")
+        share = (places - below).astype("float32").reshape([-1] + [1] * (maps.ndim - 1 - axis))
+        low, high = (maps.take(each, axis) for each in (below, np.minimum(below + 1, old - 1)))
+        maps = low * (1 - share) + high * share
+    return maps
+
+
+def _is_map(shape: Sequence[int | None], rank: int) -> bool:
+    """Return whether a tensor has the places of an input with `rank` axes. `resnet_1d`
+    computes sequences as `(batch, length, 1, channels)`.
+    """
+    return len(shape) == rank or (rank == 3 and len(shape) == 4 and shape[2] == 1)
+
+
+def _last_map(graph: Graph, rank: int) -> int:
+    """Return the last map that is on every path to the output."""
     tensor: int | None = graph.outputs[0]
-    while tensor is not None and len(graph.specs[tensor].shape) != 4:
+    while tensor is not None and not _is_map(graph.specs[tensor].shape, rank):
         tensor = graph.dominators[tensor]
     if tensor is None or tensor in graph.inputs:
         raise ValueError(
-            "Every path to the output must go through a map (batch, height, width, channels). "
+            "Every path to the output must go through a map with as many axes as `images`. "
             "Received: a network without such a map. Name a layer"
         )
     return tensor
 
 
-def _output_of(graph: Graph, layer: str) -> int:
+def _output_of(graph: Graph, layer: str, rank: int) -> int:
     """Return the output of a layer, a unit or a model inside the model."""
     steps = [step for step in graph.steps if f"/{layer}/" in f"/{step.name}/"]
     scopes = {f"/{step.name}/".partition(f"/{layer}/")[0].strip("/") for step in steps}
@@ -102,7 +131,7 @@ def _output_of(graph: Graph, layer: str) -> int:
             f"`layer` must be one layer of the model. Received: layer={layer!r}, {where}"
         )
     tensor = steps[-1].outputs[0]
-    if len(graph.specs[tensor].shape) != 4:
+    if not _is_map(graph.specs[tensor].shape, rank):
         raise ValueError(
             f"The output of `layer` must be a map. Received: layer={layer!r} with outputs of shape "
             f"{graph.specs[tensor].shape}"

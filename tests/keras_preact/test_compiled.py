@@ -2,6 +2,8 @@
 values.
 """
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -218,11 +220,18 @@ def test_a_loss_fits_if_it_is_the_cross_entropy(name, count, are_logits):
         labels = (np.arange(8 * count).reshape(8, count) % 3 == 0).astype("float32")
     # from the values alone: TensorFlow sees the softmax before them, and reads its input
     outputs = keras.ops.convert_to_tensor(model.predict(logits, verbose=0))
-    value = model.compute_loss(y=keras.ops.convert_to_tensor(labels), y_pred=outputs)
-    fits = np.isclose(value, entropy(needed, logits, labels), rtol=1e-3)
+
+    def is_the_cross_entropy() -> bool:
+        value = model.compute_loss(y=keras.ops.convert_to_tensor(labels), y_pred=outputs)
+        return np.isclose(value, entropy(needed, logits, labels), rtol=1e-3)
+
+    fits = is_the_cross_entropy()
     found = compiled.problems(model)
     assert [problem.of for problem in found] == ["loss"] * (not fits)
-    assert all(f"from_logits={ending == 'linear'}" in problem.text for problem in found)
+    for problem in found:  # what it says to use fits these labels too
+        name, takes_logits = re.search(r"losses\.(\w+)\(from_logits=(\w+)\)", problem.text).groups()
+        model.compile("sgd", getattr(losses, name)(from_logits=takes_logits == "True"))
+        assert is_the_cross_entropy()
 
 
 #: Metric, number of outputs, ending, and the remedy; None if the metric fits.

@@ -138,6 +138,64 @@ def test_factors_with_other_options(kind, dtype, scale):
         assert np.abs(scaled - start).max() > 5 * tolerance  # it has moved
 
 
+# --- All weights at once, on torch
+
+
+def one_by_one(kind):
+    """The optimizer as a person derives it, to update single weights in another way. Keras'
+    own classes then compute each step.
+    """
+    base = getattr(kp.optimizers, kind)
+    own = {"update_step": lambda self, *arguments: base.update_step(self, *arguments)}
+    return type(kind, (base,), own)
+
+
+#: What can differ between the weights of an update, or between updates.
+AT_ONCE = {
+    "plain": {},
+    "factors": {"rate_factors": {"stage1": 0.5, "stage2": 0, "stage2/branch": 2.0}},
+    "decay": {"exclude_from_decay": ["norm", "bias"], "rate_factors": {"stage2": 0.5}},
+    "schedule": {
+        "learning_rate": keras.optimizers.schedules.ExponentialDecay(RATE, 1, 0.5),
+        "rate_factors": {"branch": 0.5},
+    },
+    "momentum": {"nesterov": False},
+    "amsgrad": {"amsgrad": True},
+}
+ALONE = {"momentum": ("CoupledSGD", "Muon"), "amsgrad": ("AdamW",)}
+
+
+@pytest.mark.backend
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="each weight has its own step")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [(kind, case) for case in AT_ONCE for kind in ALONE.get(case, KINDS)],
+)
+def test_torch_updates_all_weights_at_once(kind, case, dtype, monkeypatch):
+    """They move as with a step for each, also kernels in a stack, of one shape and of several."""
+    options = {"learning_rate": RATE} | KINDS[kind] | AT_ONCE[case]
+    results = []
+    for make in (one_by_one(kind), getattr(kp.optimizers, kind)):
+        model = kp.models.resnet_cifar(
+            20, classes=4, width_factor=0.25, input_shape=(8, 8, 1), stacked=True, dtype=dtype
+        )
+        harness.randomize(model)
+        weights, draw = model.trainable_weights, np.random.default_rng(0)
+        optimizer = make(**options)
+        for _ in range(3):
+            gradients = [draw.normal(size=weight.shape) for weight in weights]
+            optimizer.apply([ops.cast(each, dtype) for each in gradients], weights)
+        results.append([harness.numpy(each) for each in (*weights, *optimizer.variables[2:])])
+        for of_keras in ("Adam", "Lion", "Muon", "SGD"):  # now without a step for each
+            monkeypatch.setattr(getattr(keras.optimizers, of_keras), "update_step", None)
+    single, ours = (np.concatenate([each.ravel() for each in result]) for result in results)
+    if dtype == "float32":
+        np.testing.assert_allclose(ours, single, rtol=2e-5, atol=2e-5)
+    else:  # Keras' powers of beta_2 are off by a percent, and signs of Lion can differ
+        assert np.isclose(ours, single, rtol=0.02, atol=0.02).mean() > 0.999
+
+
 @pytest.mark.backend
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_and_files(kind, tmp_path):

@@ -83,7 +83,7 @@ def _write(
     """Write the tables and the learning curves. Return the files."""
     from ..directory import curves
 
-    disk.make(output)
+    disk.make(output, "--output")
     tables = {"comparison.csv": rows, "groups.csv": summaries}
     written = [output / name for name, table in tables.items() if table]
     for path in written:

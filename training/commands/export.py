@@ -14,7 +14,7 @@ from rich import filesize
 from .. import cli, disk
 from ..config import Data, DataDir, from_json
 from ..directory import measurements, runs
-from ..errors import UserError, check_positive, check_utf8, checking, command
+from ..errors import UserError, check_positive, check_utf8, checking, command, writing
 from ..functions import trust
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def export(
                 _save_file(model, output / name, format, described, path)
             return
         images = _images(run, config, model, data_dir, precision, trust)
-        with checking():
+        with checking(), writing(output / name, "--output"):
             exported = kp.export.save(
                 model,
                 output / name,
@@ -146,7 +146,7 @@ def _save_file(
         "onnx": (kp.export.save_onnx, "onnx"),
         "litert": (kp.export.save_litert, "tflite"),
     }[format]
-    disk.make(path.parent)
+    disk.make(path.parent, "--output")
     file = save(model, path.with_name(f"{path.name}.{ending}"), **described)
     size = filesize.decimal(file.stat().st_size)
     print(f"Wrote {file} ({size}). Its outputs match {source}.")

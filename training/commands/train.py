@@ -47,6 +47,8 @@ Recipes:"""
 
 #: Option that is not a field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
+#: Options that say the same in another way.
+LENGTHS = ("--schedule.length", "--schedule.unit")
 EPOCHS_ABOUT = "Stretch the whole schedule to this number of epochs."
 #: End of the help text of a recipe, before its options; `{model}` says how it gets its network.
 FIRST = """With --epochs N, the whole schedule is stretched to N epochs.
@@ -170,7 +172,7 @@ def resume(run: Annotated[Path, tyro.conf.Positional], /, trust: bool = False) -
     if not path.is_file() and (several := runs.several(run)):
         raise UserError(
             f"{run} holds several runs. Give the command that began them again, with "
-            f"--output {run}; or resume one of them: {command('resume', several[0])}"
+            f"--output {run}; or resume one of them: {runs.resuming(several[0])}"
         )
     described = runs.read_config(run)
     config = runs.config_of(path, described)
@@ -288,7 +290,7 @@ def _check_resume(options: Sequence[str]) -> None:
 
 def _refuse_value(run: str) -> NoReturn:
     raise UserError(
-        f"To resume a run with its own options: {command('resume', run or 'RUN')}. After a "
+        f"To resume a run with its own options: {runs.resuming(Path(run or 'RUN'))}. After a "
         "recipe, --resume takes no value: it resumes the run in --output."
     )
 
@@ -308,6 +310,12 @@ def _stretched(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]
             raise UserError(f"Unknown option {name}. Did you mean {EPOCHS}?")
         else:
             options.append(word)
+    others = [name for name in LENGTHS if name in {word.partition("=")[0] for word in options}]
+    if others and len(options) < len(argv):
+        raise UserError(
+            f"{EPOCHS} says how long the run is, and so does {' with '.join(others)}. Give one of "
+            "them."
+        )
     return default, options
 
 

@@ -29,7 +29,8 @@ SHUFFLE_BUFFER = 10_000
 #: Number of shards that are read at a time, and of records that each of them gives in turn.
 CYCLE, BLOCK = 16, 16
 LAST = np.iinfo("int64").max
-#: Number of image files that are read for a hash. Names and sizes of all files are in it too.
+#: Number of encoded images that are read for a hash. It also has the labels of all images, or the
+#: names and sizes of all files.
 HASHED = 64
 #: Dtype of labels. JAX has no other integers unless it is asked for them, and warns.
 LABELS = "int32"
@@ -193,10 +194,6 @@ class Encoded(Reader):
         self.labels, self.shape = labels, shape
         self.size = len(labels)
 
-    @functools.cached_property
-    def hash(self):
-        return _hash(self.all_labels())
-
     def all_labels(self):
         return np.array(self.labels, LABELS)  # without reading the images
 
@@ -299,6 +296,11 @@ class Rows(Encoded):
     ):
         super().__init__(labels, shape)
         self._read = read
+
+    @functools.cached_property
+    def hash(self):
+        some = map(self._read, range(0, self.size, -(-self.size // HASHED)))
+        return _hash(self.all_labels(), *some)
 
     @functools.cached_property
     def _tensors(self):

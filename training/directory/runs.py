@@ -47,9 +47,7 @@ def new_directory(output: Path | None, recipe: str) -> Path:
         not run.is_dir() or any(not path.name.startswith(".") for path in run.iterdir())
     ):
         resume = (
-            f" To resume the run in it: {command('resume', run)}"
-            if (run / "config.json").is_file()
-            else ""
+            f" To resume the run in it: {resuming(run)}" if (run / "config.json").is_file() else ""
         )
         raise UserError(
             f"{run} exists and is not empty. Give another --output, or delete the folder.{resume}"
@@ -112,7 +110,7 @@ def check_same(run: Path, config: Config, data: Mapping[str, Any]) -> None:
     if different:
         raise UserError(
             f"{run} was started with another value of {', '.join(different)}. "
-            f"To resume it with its own options: {command('resume', run)}"
+            f"To resume it with its own options: {resuming(run)}"
         )
     changes = _changes(described, data)
     if changes:
@@ -173,6 +171,14 @@ def read_config(run: Path) -> dict:
     if not path.is_file():
         raise UserError(f"{run} is not a run directory: it has no config.json.")
     return read_description(path)
+
+
+def resuming(run: Path) -> str:
+    """Return the command that resumes a run, with the code that its config.json names."""
+    trusting = []
+    with contextlib.suppress(UserError):  # of a damaged file, the command says more
+        trusting = ["--trust"] * bool(config_of(run / "config.json", read_config(run)).functions)
+    return command("resume", run, *trusting)
 
 
 def read_description(path: Path) -> dict:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import children, cli
+from .. import children, cli, disk
 from ..errors import UserError, check_positive, nearest
 from ..functions import is_own
 from . import results
@@ -50,6 +50,13 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
     "table4": ("Table 4: ResNet-1001 with batches of 64.", ("table4",)),
     "eighth1": ("Table 1 with ResNet-56 and an eighth of the schedule.", ("eighth1",)),
     "eighth2": ("Table 2 with ResNet-56 and an eighth of the schedule.", ("eighth2",)),
+    **{
+        f"eighth-{n}": (
+            f"Tables 1 and 2 with ResNet-{n} and an eighth of the schedule.",
+            (f"eighth_{n}_1", f"eighth_{n}_2"),
+        )
+        for n in (20, 8)
+    },
     "digits": ("Tables 1 and 2 scaled down, on digits.", ("digits1", "digits2")),
     "shortcuts": ("Shortcuts of 2016 to 2026, on digits.", ("shortcuts",)),
     "shortcuts-eighth": (
@@ -119,6 +126,8 @@ def train(options: Options, tables: Sequence[str]) -> None:
     runs = [(trial.name, seed) for trial in trials for seed in range(options.seeds)]
     missing = [run for run in runs if not results.path(options.output, *run).exists()]
     print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
+    disk.make(options.output, "--output")
+    disk.make(options.work, "--work")
     failed = [
         f"{trial}, seed {seed}"
         for (trial, seed), status in zip(missing, _statuses(missing, options, own), strict=True)

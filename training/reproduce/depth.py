@@ -62,7 +62,7 @@ def depth(
         layers, networks = layers[:2], networks[:2]
     folder = output / "depth"
     jobs = _missing(folder, networks, layers, batch, seed)
-    disk.make(folder)
+    disk.make(folder, "--output")
     failed = []
     for file, settings in jobs.items():
         try:

@@ -1,9 +1,10 @@
-"""The pictures of the report: training curves as the paper draws them."""
+"""The pictures of the report: training curves as the paper draws them, and errors by depth."""
 
 import collections
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from keras_preact.analysis.figures import style
 from keras_preact.analysis.figures.diagrams import in_words
 
 from ..config import Model, from_json
+from ..ranks import number
 from .results import Record, by_setting, largest, short_device
 
 #: Name of a trial to its runs.
@@ -25,6 +27,16 @@ INSIDE = (0.5, 99)
 NOTE = (
     "Median and range of n runs, on logarithmic axes. \u25b2\u25bc outside them. \u00d7 diverged."
 )
+
+
+#: Layers of the networks with an eighth of the schedule.
+DEPTHS = (8, 20, 56)
+DEPTH_NOTE = (
+    "Median and range of the last errors of n runs, of 8, 20 and 56 layers, on logarithmic axes. "
+    "\u00d7 diverged."
+)
+#: The mark of runs that diverged.
+CROSS = {"marker": "x", "ms": 8, "mew": 2, "clip_on": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +174,23 @@ FIGURES: Mapping[str, Figure] = {
     ),
 }
 
+#: Name of a picture of test errors by depth to what it shows. "{}" in the names of its trials
+#: stands for the layers.
+BY_DEPTH: Mapping[str, Figure] = {
+    "eighth1_depths": _figure(
+        "Shortcuts by depth, in an eighth of the schedule, on CIFAR-10",
+        "eighth_8_1",
+        _SHORTCUTS,
+        "cifar10/resnet{{}}-{}-eighth",
+    ),
+    "eighth2_depths": _figure(
+        "Where BN and ReLU are, by depth, in an eighth of the schedule, on CIFAR-10",
+        "eighth_8_2",
+        {"": _ACTIVATIONS},
+        "cifar10/resnet{{}}-{}-eighth",
+    ),
+}
+
 
 def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the median and the range of a curve over some runs.
@@ -189,7 +218,7 @@ def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
     return iterations.astype("int64"), np.stack(bands)
 
 
-def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
+def measured(figure: Figure, groups: Mapping[str, Collection]) -> dict[str, list[str]]:
     """Return the panels of a figure, each with the names of its trials that have runs.
 
     A baseline, a trial that all panels share, is not enough to draw a panel.
@@ -262,37 +291,19 @@ def curves(figure: Figure, labels: Mapping[str, str], groups: Groups) -> Any:
         }
         for title, names in measured(figure, groups).items()
     }
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    width = 8.0 if columns == 1 else 11.5
-    picture = style.new_figure(width, 0.9 + 4.6 * rows)
-    style.heading(picture, figure.title)
-    picture.supxlabel(NOTE, x=0.012, ha="left", fontsize=style.SMALL, color=style.GREY)
-    longest = max(len(label) for runs in panels.values() for label in runs)
-    room = (0.49 * longest * style.SMALL + 18) / 72  # for the names of lines
-    grid = picture.subplots(
-        2 * rows,
-        2 * columns,
-        squeeze=False,
-        sharex=True,
-        height_ratios=[3, 2] * rows,
-        width_ratios=[width / columns - 0.75 - room, room] * columns,
-    )
-    for axes in grid.flat:
-        axes.set_axis_off()
+    picture, places = _grid(figure.title, panels, 4.6, [3, 2], NOTE)
     every = [runs for of_panel in panels.values() for runs in of_panel.values()]
     limits = {curve: _limits(every, curve) for curve in CURVES}
     lengths = [record.curves["iteration"][-1:] for runs in every for record in runs]
-    grid[0, 0].set_xlim(0, max(max(lengths), [1])[0])
+    places[0][0].set_xlim(0, max(max(lengths), [1])[0])
     ends = []
-    for i, (title, of_panel) in enumerate(panels.items()):
-        row, column = divmod(i, columns)
-        for axes, curve in zip(grid[2 * row : 2 * row + 2, 2 * column], CURVES, strict=True):
+    for i, ((title, of_panel), both) in enumerate(zip(panels.items(), places, strict=True)):
+        for axes, curve in zip(both, CURVES, strict=True):
             is_error = curve == "test_error"
             axes.set_axis_on()
             style.styled(axes, x="" if is_error else "Iteration")
             axes.set_title(title if is_error else "", loc="left", fontsize=style.TITLE)
-            axes.set_ylabel("" if column else CURVES[curve], fontsize=style.LABEL)
+            axes.set_ylabel("" if i % 2 else CURVES[curve], fontsize=style.LABEL)
             axes.tick_params(labelbottom=not is_error)
             axes.set_yscale("log", nonpositive="mask")
             axes.set_ylim(*limits[curve])
@@ -302,6 +313,127 @@ def curves(figure: Figure, labels: Mapping[str, str], groups: Groups) -> Any:
     for axes, each in ends:
         style.name_ends(axes, each)
     return picture
+
+
+def _grid(
+    title: str,
+    panels: Mapping[str, Mapping[str, Any]],
+    height: float,
+    parts: Sequence[int],
+    note: str,
+) -> tuple[Any, list[Any]]:
+    """Return a figure with a title and a note, and the axes of each panel from top to bottom.
+    They share the horizontal axis, and have room for the names of lines at their right.
+
+    Args:
+        title, note: Above and below the panels.
+        panels: Title of each to its lines by name. Two stand side by side.
+        height: Height of a panel in inches.
+        parts: Relative heights of its axes.
+    """
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    width = 8.0 if columns == 1 else 11.5
+    picture = style.new_figure(width, 0.9 + height * rows)
+    style.heading(picture, title)
+    picture.supxlabel(note, x=0.012, ha="left", fontsize=style.SMALL, color=style.GREY)
+    longest = max(len(label) for lines in panels.values() for label in lines)
+    room = (0.49 * longest * style.SMALL + 18) / 72  # for the names of lines
+    grid = picture.subplots(
+        len(parts) * rows,
+        2 * columns,
+        squeeze=False,
+        sharex=True,
+        height_ratios=[*parts] * rows,
+        width_ratios=[width / columns - 0.75 - room, room] * columns,
+    )
+    for axes in grid.flat:
+        axes.set_axis_off()
+    blocks = np.split(grid, rows)
+    return picture, [blocks[i // columns][:, 2 * (i % columns)] for i in range(len(panels))]
+
+
+def at_depths(groups: Groups) -> dict[str, dict[int, list[Record]]]:
+    """Return the runs of the rows of `BY_DEPTH` that were measured at two depths or more: name
+    with "{}" to layers to runs. See `curves` for runs in several settings.
+    """
+    names = {
+        name for figure in BY_DEPTH.values() for names in figure.panels.values() for name in names
+    }
+    found = {
+        name: {n: runs for n in DEPTHS if (runs := largest(groups.get(name.format(n), ())))}
+        for name in names
+    }
+    return {name: runs for name, runs in found.items() if len(runs) > 1}
+
+
+def by_depth(figure: Figure, labels: Mapping[str, str], groups: Groups) -> Any:
+    """Draw the last test errors of rows by depth: medians with the range of the runs, on the
+    same axes in all panels.
+
+    Args:
+        figure: A figure of `BY_DEPTH` with at least one measured panel: see `at_depths`.
+        labels, groups: See `curves`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    found = at_depths(groups)
+    panels: dict[str, dict[str, dict[int, list[Record]]]] = {}
+    for title, names in measured(figure, found).items():
+        rows = panels[title] = {}
+        for name in names:
+            counts = ", ".join(str(len(runs)) for runs in found[name].values())
+            label = _short(labels[name.format(DEPTHS[0])], title)
+            rows[f"{label}, n = {counts}"] = found[name]
+    picture, places = _grid(figure.title, panels, 3.2, [1], DEPTH_NOTE)
+    every = [row for rows in panels.values() for row in rows.values()]
+    errors = [run.error for row in every for runs in row.values() for run in runs]
+    finite = [error for error in errors if error is not None] or [100.0]
+    ends = []
+    for i, ((title, rows), [axes]) in enumerate(zip(panels.items(), places, strict=True)):
+        axes.set_axis_on()
+        style.styled(axes, x="Layers", y="" if i % 2 else CURVES["test_error"])
+        axes.set_title(title, loc="left", fontsize=style.TITLE)
+        axes.tick_params(labelbottom=True)
+        axes.set_xscale("log")
+        axes.set_xlim(DEPTHS[0] / 1.2, DEPTHS[-1] * 1.2)
+        axes.set_xticks(DEPTHS, map(str, DEPTHS))
+        axes.xaxis.minorticks_off()
+        axes.set_yscale("log")
+        axes.set_ylim(min(finite) / 1.15, max(finite) * 1.15)
+        style.plain_numbers(axes.yaxis)
+        ends.append((axes, _depth_panel(axes, rows)))
+    picture.draw_without_rendering()  # as for `curves`
+    for axes, each in ends:
+        style.name_ends(axes, each)
+    return picture
+
+
+def _depth_panel(axes, rows: Mapping[str, Mapping[int, Sequence[Record]]]) -> list[tuple]:
+    """Draw the errors of some rows. Return the end of each, as `style.name_ends` takes it."""
+    ends = []
+    seen: collections.Counter[style.Hue] = collections.Counter()
+    top = axes.get_ylim()[1]
+    for i, (name, row) in enumerate(rows.items()):
+        colour, look = _look([run for runs in row.values() for run in runs], seen)
+        errors = [[number(run.error) for run in runs] for runs in row.values()]
+        # beside each other, so that no range hides another
+        layers = np.array([*row]) * 1.04 ** (i - (len(rows) - 1) / 2)
+        spread = [(min(each), statistics.median(each), max(each)) for each in errors]
+        low, middle, high = np.minimum(spread, top).T
+        axes.vlines(layers, low, high, color=colour.line, alpha=0.35, linewidth=4)
+        axes.plot(layers, middle, **look, lw=1.8, marker="o", markersize=5)
+        failed = middle == top
+        [cross] = axes.plot(
+            layers[failed], middle[failed], **CROSS, color=colour.line, linestyle=""
+        )
+        cross.set_in_layout(False)
+        ends.append((layers[-1], middle[-1], name, colour.text))
+    return ends
 
 
 def _limits(trials: Sequence[Sequence[Record]], curve: str) -> tuple[float, float]:
@@ -321,14 +453,24 @@ def _label(label: str, panel: str, records: Sequence[Record]) -> str:
     )
 
 
+def _look(
+    records: Sequence[Record], seen: collections.Counter[style.Hue]
+) -> tuple[style.Hue, dict[str, str]]:
+    """Return the colour of a trial, and how its line is drawn. `seen` counts the lines of each
+    colour in this panel, for their dashes.
+    """
+    colour = hue(records[0])
+    dashes = style.DASHES[seen[colour]]
+    seen[colour] += 1
+    return colour, {"color": colour.line, "linestyle": dashes}
+
+
 def _panel(axes, runs: Mapping[str, Sequence[Record]], curve: str) -> list[tuple]:
     """Draw a curve of some trials. Return the end of each, as `style.name_ends` takes it."""
     ends = []
     seen: collections.Counter[style.Hue] = collections.Counter()
     for name, records in runs.items():
-        colour = hue(records[0])
-        look = {"color": colour.line, "linestyle": style.DASHES[seen[colour]]}
-        seen[colour] += 1
+        colour, look = _look(records, seen)
         iterations, (low, median, high) = band(records, curve)
         if len(records) > 1:
             axes.fill_between(iterations, low, high, color=colour.line, alpha=0.1, linewidth=0)
@@ -337,7 +479,7 @@ def _panel(axes, runs: Mapping[str, Sequence[Record]], curve: str) -> list[tuple
         bottom, top = axes.get_ylim()
         x, y = (iterations[-1], np.clip(median[-1], bottom, top)) if len(iterations) else (0, top)
         if all(record.error is None for record in records):
-            [cross] = axes.plot(x, y, color=colour.line, marker="x", ms=8, mew=2, clip_on=False)
+            [cross] = axes.plot(x, y, color=colour.line, **CROSS)
             cross.set_in_layout(False)
         ends.append((x, y, name, colour.text))
     return ends

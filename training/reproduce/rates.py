@@ -114,6 +114,8 @@ def rates(
             _write(file, missing.pop(file))
 
     configs = [config for new in missing.values() for config in new]
+    disk.make(output, "--output")
+    disk.make(work, "--work")
     write()  # what an interrupted command has left
     again = "The same command resumes all runs."
     failed = several.train_all(configs, "small", work / "rates", again, parallel, swept.size, write)

@@ -71,14 +71,20 @@ def report(output: Path = RESULTS) -> None:
         output: Folder of finished runs.
 
     Raises:
-        UserError: for a folder that does not exist, for a file that holds no run, for a
-            row of incompatible runs, and without matplotlib. Nothing is written then.
+        UserError: for a folder that does not exist or has no finished run, for a file that
+            holds no run, for a row of incompatible runs, and without matplotlib. Nothing is
+            written then.
     """
     if not output.is_dir():
         raise UserError(f"--output must be the folder of finished runs. {output} does not exist.")
     records = results.read(output)
     groups = results.groups(records)
     others = {name: of.read(output) for name, (_, of) in OTHERS.items()}
+    if not records and not any(others.values()):
+        raise UserError(
+            f"--output must be the folder of finished runs. {output} has none, so nothing is "
+            "written: a README.md in it may be another one."
+        )
     with missing_packages():
         drawings = _drawings(groups, others)
         text = "\n\n".join(_page(groups, others, drawings))
@@ -110,11 +116,14 @@ def _drawings(groups: Groups, others: Mapping[str, Sequence[dict]]) -> dict[str,
         title = TABLES["fast"].title
         found["fast"] = Drawing(title, "fast", pictures.strip, (title, runs))
     labels = {row.trial.name: row.label for table in TABLES.values() for row in table.rows}
-    for name, figure in FIGURES.items():
-        own = labels | {row.trial.name: row.label for row in TABLES[figure.table].rows}
-        if pictures.measured(figure, groups):
-            arguments = (figure, own, groups)
-            found[name] = Drawing(figure.title, figure.table, pictures.curves, arguments)
+    for figures, available, draw in (
+        (FIGURES, groups, pictures.curves),
+        (pictures.BY_DEPTH, pictures.at_depths(groups), pictures.by_depth),
+    ):
+        for name, figure in figures.items():
+            if pictures.measured(figure, available):
+                own = labels | {row.trial.name: row.label for row in TABLES[figure.table].rows}
+                found[name] = Drawing(figure.title, figure.table, draw, (figure, own, groups))
     for name, (title, of) in OTHERS.items():
         if others[name]:
             found[name] = Drawing(title, name, of.figure, (others[name],))
@@ -179,8 +188,9 @@ def _runs(table: Table, groups: Groups) -> list[Record]:
 
 
 def _command(name: str) -> str:
-    # the tables on digits have one command
-    return command("reproduce", "digits" if name.startswith("digits") else name.replace("_", "-"))
+    # Tables 1 and 2 on digits have one command, and so have those of 8 and of 20 layers
+    name = re.sub(r"(?<=^digits)\d$|_\d$", "", name)
+    return command("reproduce", name.replace("_", "-"))
 
 
 def _contents(groups: Groups) -> str:

@@ -61,6 +61,10 @@ class Table:
     baseline: str = "the original"
 
 
+#: Layers of the shallowest network for CIFAR with a registered name, as in the papers.
+SHALLOWEST = 20
+
+
 def _trial(
     arguments: Mapping[str, Any], recipe: str, dataset: str, more: Mapping[str, Any]
 ) -> Trial:
@@ -79,7 +83,9 @@ def _trial(
             parts.append(f"b{value:g}" if key == "gate_bias" else value)
     if recipe in ("batch64", "eighth"):
         parts.append(recipe)
-    model = Model(f"cifar_resnet{depth}_original", **options, **more)
+    named = max(depth, SHALLOWEST)
+    by_depth = () if depth == named else (f"depth={depth}",)
+    model = Model(f"cifar_resnet{named}_original", options=by_depth, **options, **more)
     return Trial(f"{dataset}/{'-'.join(parts)}", recipe, model)
 
 
@@ -133,14 +139,25 @@ _SMALL: Mapping[str, Any] = {
     "about": "A quarter of the channels, 8 x 8 digits, and the paper's schedule in 700 iterations.",
     "unlike": "CIFAR-10",
 }
-_EIGHTH: Mapping[str, Any] = {
-    "recipe": "eighth",
-    "depth": 56,
-    "network": "ResNet-110",
-    "about": "ResNet-56 in place of ResNet-110, and an eighth of the paper's schedule: 8,000 "
-    "iterations.",
-    "unlike": "ResNet-110, 64,000 iterations",
-}
+#: Start of the names of the tables with an eighth of the schedule to the layers of their
+#: networks, in place of 110.
+_SHALLOWER = {"eighth": 56, "eighth_20_": 20, "eighth_8_": 8}
+
+
+def _eighth(number: str, depth: int, baseline: str) -> Table:
+    """Return a published table with fewer layers and an eighth of the schedule."""
+    return _table(
+        f"Table {number} with ResNet-{depth} and an eighth of the schedule",
+        "eighth",
+        baseline=baseline,
+        depth=depth,
+        about=f"ResNet-{depth} in place of ResNet-110, and an eighth of the paper's schedule: "
+        "8,000 iterations.",
+        unlike="ResNet-110, 64,000 iterations",
+        table=number,
+        network="ResNet-110",
+    )
+
 
 _FAST = Table(
     "CIFAR-10 in minutes",
@@ -491,18 +508,11 @@ TABLES: Mapping[str, Table] = {
     "table2": _table("Table 2: activations, on CIFAR-10", baseline=ORIGINAL, table="2"),
     "table3": _table("Table 3: pre-activation against the original", baseline=ORIGINAL, table="3"),
     "table4": _table("Table 4: ResNet-1001 with batches of 64", "batch64", table="4"),
-    "eighth1": _table(
-        "Table 1 with ResNet-56 and an eighth of the schedule",
-        baseline=IDENTITY,
-        table="1",
-        **_EIGHTH,
-    ),
-    "eighth2": _table(
-        "Table 2 with ResNet-56 and an eighth of the schedule",
-        baseline=ORIGINAL,
-        table="2",
-        **_EIGHTH,
-    ),
+    **{
+        f"{name}{number}": _eighth(number, depth, baseline)
+        for name, depth in _SHALLOWER.items()
+        for number, baseline in (("1", IDENTITY), ("2", ORIGINAL))
+    },
     "digits1": _table("Table 1 scaled down, on digits", baseline=IDENTITY, table="1", **_SMALL),
     "digits2": _DIGITS2,
     "shortcuts": _ten_years(
@@ -586,10 +596,13 @@ class Part:
         ]
 
 
-def _three_settings(number: str) -> dict[str, tuple[str, ...]]:
+def _settings(number: str) -> dict[str, tuple[str, ...]]:
     return {
         "as in the paper": (f"table{number}",),
-        "ResNet-56, an eighth of the schedule": (f"eighth{number}",),
+        **{
+            f"ResNet-{depth}, an eighth of the schedule": (f"{name}{number}",)
+            for name, depth in _SHALLOWER.items()
+        },
         "digits, a quarter of the channels": (f"digits{number}",),
     }
 
@@ -599,13 +612,13 @@ PAPER = (
     Part(
         "Shortcuts (Table 1)",
         ("1",),
-        _three_settings("1"),
+        _settings("1"),
         "ResNet-110 with original units on CIFAR-10. Rows are compared with the identity.",
     ),
     Part(
         "Where BN and ReLU are (Table 2)",
         ("2",),
-        _three_settings("2"),
+        _settings("2"),
         "CIFAR-10. Rows are compared with the original units of the same depth.",
     ),
     Part(

@@ -12,7 +12,6 @@ import keras_preact as kp
 from .. import disk
 from ..directory import models, runs
 from ..directory.checkpoints import Best, Checkpoints, Saved, Saver
-from ..errors import command
 from . import callbacks, divergence, plans
 from .progress import Progress
 from .run import Run
@@ -55,7 +54,7 @@ class Fit:
             plan.iterations,
             plan.epochs,
             config.batch_size,
-            done=done // plan.micro_batches,
+            done=done,
             micro_batches=plan.micro_batches,
             held_out=run.monitored,
             tensorboard=folder / "tensorboard" if chief else None,
@@ -197,10 +196,9 @@ class Fit:
             if not missing
             else f"the last checkpoint is {missing:,} iterations older"
         )
-        trusting = ["--trust"] if self.run.config.functions else []
         return (
             f"{event} after iteration {iteration:,} of {plan.iterations:,}; {saved}. Resume: "
-            f"{command('resume', self.folder, *trusting)}"
+            f"{runs.resuming(self.folder)}"
         )
 
     def _state(self) -> dict:

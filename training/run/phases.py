@@ -112,7 +112,7 @@ def _locked(run: Run, folder: Path) -> Iterator[None]:
     if not run.is_chief:
         yield
         return
-    disk.make(folder)
+    disk.make(folder, "--output")
     with runs.locked(folder):
         _directory(run, folder)  # another process may have begun a run in it since
         yield

@@ -71,7 +71,7 @@ class Progress(keras.callbacks.Callback):
         iterations: Updates of the whole run.
         epochs: Epochs of the whole run.
         batch_size: Images in an update.
-        done: Updates that earlier processes of the run did.
+        done: Steps of `fit` that earlier processes of the run did.
         micro_batches: Steps of `fit` in an update, with gradient accumulation.
         held_out: Name of the images on which the metrics `val_...` are measured.
         tensorboard: Folder for train/ and validation/; None for no files.
@@ -118,7 +118,7 @@ class Progress(keras.callbacks.Callback):
         )
         self._bar = Bar(stream or sys.stdout)
         self._task = self._bar.add_task("", total=iterations, epoch="", left="")
-        self._steps = done * micro_batches
+        self._steps = done
         self._spent = 0.0  # seconds until the clock started last
         self._began: float | None = None
         self._last: float | None = None  # end of the last execution, or beginning of the epoch

@@ -85,6 +85,65 @@ def test_a_layer_before_a_relu(inside, output_of, names):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * want.max())
 
 
+#: Kind of input to a network that takes it, and the layer that returns its last map.
+PLACES = {
+    "sequences": (
+        lambda: kp.models.resnet_1d(8, input_shape=(16, 2), classes=5, width_factor=0.25),
+        "head_activation",
+    ),
+    "tokens": (
+        lambda: kp.models.transformer(
+            1, width=8, num_heads=2, input_shape=(6, 5), patch_size=None, classes=5
+        ),
+        "head_norm",
+    ),
+    "Conv1D": (lambda: convolutions(layers.Conv1D, layers.GlobalAveragePooling1D, (9, 2)), "maps"),
+    "Conv3D": (
+        lambda: convolutions(layers.Conv3D, layers.GlobalAveragePooling3D, (6, 4, 8, 2)),
+        "maps",
+    ),
+}
+
+
+def convolutions(kind, pooling, shape):
+    """A network whose map has half of the input's places per axis."""
+    inputs = keras.Input(shape)
+    x = kind(4, 3, strides=2, padding="same", activation="relu", name="maps")(inputs)
+    return keras.Model(inputs, layers.Dense(5, name="head_classifier")(pooling()(x)))
+
+
+def linear(maps, size):
+    """Interpolate maps linearly along each axis, between the centres of their places."""
+
+    def row(values, new):
+        places = (np.arange(new) + 0.5) * len(values) / new - 0.5
+        return np.interp(places, np.arange(len(values)), values)
+
+    for axis, new in enumerate(size, start=1):
+        maps = np.apply_along_axis(row, axis, maps, new)
+    return maps
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("kind", PLACES)
+def test_sequences_and_volumes_by_hand(kind):
+    make, layer = PLACES[kind]
+    model = make()
+    harness.randomize(model)
+    x = harness.images(3, *model.input_shape[1:])
+    maps = harness.numpy(keras.Model(model.input, model.get_layer(layer).output)(x))
+    places = range(1, maps.ndim - 1)
+    kernel = harness.numpy(model.get_layer("head_classifier").kernel)[:, CLASSES].T
+    weights = np.expand_dims(kernel, tuple(places)) / np.prod(maps.shape[1:-1])
+    small_maps = np.maximum((maps * weights).sum(-1), 0).reshape(3, *maps.shape[1:][: x.ndim - 2])
+    want = linear(small_maps, x.shape[1:-1])
+    got = grad_cam(model, x, CLASSES)
+    assert got.shape == x.shape[:-1]
+    assert want.max() > 0
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * want.max())
+    np.testing.assert_array_equal(grad_cam(model, x, CLASSES, layer=layer), got)
+
+
 @pytest.mark.backend
 def test_stacks_and_units_have_equal_maps():
     options = {"input_shape": (16, 16, 3), "width_factor": 0.5}

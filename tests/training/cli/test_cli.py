@@ -187,6 +187,7 @@ WRONG = {
     "--output pictures": ["pictures exists and is not empty. Give another --output"],
     "--epoch 3": ["Unknown option --epoch. Did you mean --epochs?"],
     "--epochs=inf": ["--epochs takes a positive number"],
+    "--epochs 3": ["--epochs says how long the run is, and so does --schedule.length with --"],
 }
 
 
@@ -244,6 +245,8 @@ def models(tmp_path_factory):
         ("m", "digits_resnet8_preact", {"width_factor": 0.25}),
         ("seven", "digits_resnet8_preact", {"width_factor": 0.25, "classes": 7}),
         ("dense", "dense_resnet6", {}),
+        ("colour", "digits_resnet8_preact", {"width_factor": 0.25, "input_shape": (8, 8, 3)}),
+        ("flat", "digits_resnet8_preact", {"width_factor": 0.25, "input_shape": (8, 16, 1)}),
     ):
         kp.create_model(name, **options).save(folder / f"{file}.keras")
     whole = (folder / "m.keras").read_bytes()
@@ -267,6 +270,9 @@ def models(tmp_path_factory):
         ("m.keras --data digits --save-samples -1", "--save-samples must be 0 or more"),
         ("seven.keras --data digits", "has 7 classes, the data set digits has 10"),
         ("dense.keras --data digits", "does not take images: its input has shape (64,)"),
+        ("colour.keras --data digits", "takes images of shape (8, 8, 3): height, width, channels."),
+        ("colour.keras --data digits", "The data set digits has images of shape (8, 8, 1)."),
+        ("flat.keras --data digits", "takes images of shape (8, 16, 1): height, width, channels."),
         ("short.keras --data digits", "is damaged, or no model"),
         ("zeros.keras --data digits", "is damaged, or no model"),
     ],

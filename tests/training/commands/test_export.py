@@ -248,3 +248,11 @@ def test_why_no_temperature_was_fitted(
         (run / remove).unlink(missing_ok=True)
     error = error_of(capsys, export_run, run, tmp_path, "--temperature fitted", options)
     assert words_of_the_error.format(run=run) in error
+
+
+def test_an_export_that_takes_no_images_cannot_be_evaluated(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_check, "replay", in_this_process)
+    sequences = kp.models.resnet_1d(8, input_shape=(8, 1), classes=10, width_factor=0.25)
+    exported = kp.export.save(sequences, tmp_path / "d", classes=CLASSES)
+    message = error_of(capsys, run_evaluate, exported, "--data", "digits")
+    assert f"{exported} does not take images: its input has shape (8, 1)." in message

@@ -1,5 +1,6 @@
 """The words that resume a run. tests/training/run/test_resume.py is about what it does."""
 
+import json
 import shlex
 import shutil
 
@@ -18,6 +19,11 @@ def here(run, tmp_path, monkeypatch):
         (tmp_path / f"seeds/seed-{seed}/config.json").touch()
     (tmp_path / "sweep/depth-8/rate-0.1/seed-1").mkdir(parents=True)
     (tmp_path / "sweep/depth-8/rate-0.1/seed-0.log").touch()
+    shutil.copytree(run, tmp_path / "mine/seed-0")
+    file = tmp_path / "mine/seed-0/config.json"
+    described = json.loads(file.read_text())
+    described["config"]["callbacks"] = ["my_callbacks:log"]
+    file.write_text(json.dumps(described))
     monkeypatch.chdir(tmp_path)
 
 
@@ -55,6 +61,12 @@ def test_the_right_command_is_named(line, run, capsys):
         ("resume run/checkpoints", "is not a run directory: it has no config.json"),
         ("resume sweep", "one of them: keras-preact resume sweep/depth-8/rate-0.1/seed-1"),
         ("resume seeds", "or resume one of them: keras-preact resume seeds/seed-0"),
+        # a run that names code of a person
+        ("resume mine", "or resume one of them: keras-preact resume mine/seed-0 --trust"),
+        ("resume mine/seed-0", "keras-preact resume mine/seed-0 --trust"),
+        ("train digits --resume mine/seed-0", "keras-preact resume mine/seed-0 --trust"),
+        ("train digits --output mine/seed-0", "keras-preact resume mine/seed-0 --trust"),
+        ("train digits --output mine/seed-0 --resume", "keras-preact resume mine/seed-0 --trust"),
     ],
 )
 def test_errors(line, message, here, capsys):

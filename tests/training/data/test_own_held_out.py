@@ -73,11 +73,15 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("holdout", [0, 0.1, 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_validation_images_are_held_out_or_named(kind, holdout, tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize("holdout", [0, 0.1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_validation_images_are_held_out_or_named(kind, holdout, tmp_path):
     source = KINDS[kind](tmp_path)
     data = load(Data(source.name, dir=source.dir, size=source.size, holdout=holdout))
     expected = {"train": data.train, "test": data.test}
@@ -93,3 +97,22 @@ def test_validation_images_are_held_out_or_named(kind, holdout, tmp_path, monkey
     [origin] = data.origins
     assert origin.startswith("Held-out images: " if holdout else "Not used: ")
     assert "val" in origin
+
+
+#: The version of a data set of TensorFlow Datasets stands for its images.
+WITHOUT_VERSION = [kind for kind in KINDS if kind != "TensorFlow Datasets"]
+
+
+@pytest.mark.parametrize("kind", WITHOUT_VERSION)
+def test_other_images_with_the_same_labels_have_another_hash(kind, tmp_path, monkeypatch):
+    hashes = []
+    for change in (0, 1):
+        for name, (value, count) in SPLITS.items():
+            monkeypatch.setitem(SPLITS, name, (value + change, count))
+        path = tmp_path / str(change)
+        path.mkdir()
+        source = KINDS[kind](path)
+        data = load(Data(source.name, dir=source.dir, size=source.size, holdout=1))
+        assert data.holdout is not None
+        hashes.append([split.hash for split in (data.train, data.test, data.holdout)])
+    assert not set(hashes[0]) & set(hashes[1])

@@ -77,6 +77,11 @@ def test_findings_are_those_of_the_committed_results(name):
     assert kept == {field: getattr(finding, field) for field in kept}
 
 
+@pytest.mark.parametrize("name", [name for name, each in CLAIMS.items() if reads_results(each)])
+def test_without_runs_a_claim_is_not_measured(name, tmp_path):
+    assert CLAIMS[name].find(tmp_path).verdict == "unmeasured"
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_verdicts_are_those_of_the_committed_measurements(name):
     assert CLAIMS[name].find(RESULTS).verdict == check.read()[name]["verdict"]
@@ -113,6 +118,9 @@ MORE = [5.0, 6.0, 7.0, 8.0]
             lambda f: trained.any_harms(f, [PREACT, OTHER], ORIGINAL),
             "not clear",
         ),
+        ((LOW, HIGH), lambda f: trained.any_harms(f, [PREACT, OTHER], ORIGINAL), "unmeasured"),
+        (([19.0],), lambda f: trained.limit(f, ORIGINAL, PREACT), "unmeasured"),
+        (([90.0] * 3,), lambda f: trained.limit(f, ORIGINAL, PREACT), "false"),
         # of two rows, one looks lower by chance in one of ten cases
         ((HIGH, HIGH, LOW), lambda f: trained.any_harms(f, [PREACT, OTHER], ORIGINAL), "not clear"),
         (
@@ -225,8 +233,12 @@ def test_the_command_keeps_other_findings(tmp_path, capsys):
     assert list(before) == ["power-095", "power-05", "gate-10"]
     main.main(words(f"claims --only chain-sgd --output {tmp_path}"))
     after = check.read(tmp_path)
-    assert after.pop("chain-sgd")["verdict"] == "not clear"  # no runs in this folder
+    assert after.pop("chain-sgd")["verdict"] == "unmeasured"
     assert after == before
+    assert (
+        f"Not measured: 1 of 1. {tmp_path} lacks finished runs. Give --output the folder results "
+        "of the repository, or train the runs: keras-preact reproduce --help lists the tables."
+    ) in capsys.readouterr().out
 
     assert "Did you mean 'gate-10'" in error_of(
         capsys, main.main, words(f"claims --only gate-11 --output {tmp_path}")
@@ -236,3 +248,15 @@ def test_the_command_keeps_other_findings(tmp_path, capsys):
         capsys, main.main, words(f"claims --only gate-10 --output {tmp_path}")
     )
     assert (tmp_path / "claims.json").read_text() == '{"format": 1}'
+
+
+def test_findings_before_an_interruption_are_kept(tmp_path, monkeypatch, capsys):
+    def interrupted(claim, folder):
+        if claim.name == "power-05":
+            raise KeyboardInterrupt
+        return decided(True, "One.")
+
+    monkeypatch.setattr(check.Claim, "find", interrupted)
+    with pytest.raises(SystemExit):
+        main.main(words(f"claims --only gate-10 power-05 --output {tmp_path}"))
+    assert list(check.read(tmp_path)) == ["gate-10"]

@@ -31,7 +31,7 @@ SMALL_FULL, SMALL_1001 = (
 def section(folder: Path, title: str) -> str:
     """Write the report without drawing its pictures, and return a section of it."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("curves", "strip"):
+        for name in ("curves", "strip", "by_depth"):
             patch.setattr(pictures, name, lambda *_: style.new_figure())
         report(folder)
     parts = re.split(r"^## (.*)\n", (folder / "README.md").read_text(), flags=re.M)
@@ -307,12 +307,25 @@ def test_a_name_has_one_colour():
     assert pictures.hue(look(chain)) == style.NAMED_HUES["none"]
 
 
-@pytest.mark.parametrize("name", pictures.FIGURES)
+#: The pictures by depth, with the names of the trials of one depth.
+AT_ONE_DEPTH = {
+    name: dataclasses.replace(
+        figure,
+        panels={
+            title: tuple(each.format(pictures.DEPTHS[0]) for each in names)
+            for title, names in figure.panels.items()
+        },
+    )
+    for name, figure in pictures.BY_DEPTH.items()
+}
+
+
+@pytest.mark.parametrize("name", [*pictures.FIGURES, *AT_ONE_DEPTH])
 def test_lines_of_a_panel_differ_in_colour_or_dashes_and_have_short_names(name):
     """Each panel has its trials, no more of a colour than there are dashes, and a colour is
     that of one shortcut.
     """
-    figure = pictures.FIGURES[name]
+    figure = (pictures.FIGURES | AT_ONE_DEPTH)[name]
     panels = pictures.measured(figure, dict.fromkeys(TRIALS, (None,)))
     assert panels == {title: list(names) for title, names in figure.panels.items()}
     labels = {row.trial.name: row.label for row in TABLES[figure.table].rows}
@@ -358,6 +371,48 @@ def test_pictures():
     assert markers["o"] == 2  # a trial that was measured once
     ranges = [len(axes.collections) for axes in shown]
     assert ranges == [2, 1, 2, 1]  # of two runs each
+
+
+def test_errors_by_depth():
+    """A line goes from depth to depth, with the median and the range of the runs of the largest
+    group; a row with one depth is not drawn, nor a panel with the baseline alone.
+    """
+    errors = {
+        "original": {8: [14.0, 12.0, 13.0], 20: [9.0, 10.0], 56: [12.0]},
+        "original-none": {8: [15.0], 20: [30.0, None, None], 56: [34.0]},
+        "original-constant_scaling-0.5-1": {8: [16.0], 56: [21.0]},
+        "original-conv1x1": {8: [12.0]},
+    }
+    groups = {
+        (trial := f"cifar10/resnet{depth}-{name}-eighth"): [
+            record(trial, seed, error) for seed, error in enumerate(each)
+        ]
+        for name, row in errors.items()
+        for depth, each in row.items()
+    }
+    trial = "cifar10/resnet8-original-eighth"
+    groups[trial].append(record(trial, 3, 50.0, device="CPU"))
+    shown = pictures.BY_DEPTH["eighth1_depths"]
+    labels = {row.trial.name: row.label for row in TABLES[shown.table].rows}
+    figure = pictures.by_depth(shown, labels, groups)
+    layout.check(figure)
+    [axes] = [axes for axes in figure.axes if axes.axison]
+    assert axes.get_title("left") == "constant scaling"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["8", "20", "56"]
+    assert {text.get_text() for text in axes.texts} == {
+        *("identity (1, 1), n = 3, 2, 1", "(0, 1), n = 1, 3, 1", "(0.5, 1), n = 1, 1"),
+    }
+    lines = [line for line in axes.lines if line.get_marker() == "o"]
+    top = axes.get_ylim()[1]
+    for line, expected in zip(lines, ([15, top, 34], [16, 21], [13, 9.5, 12]), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), expected)
+    for line, expected in zip(lines, ([8, 20, 56], [8, 56], [8, 20, 56]), strict=True):
+        np.testing.assert_allclose(line.get_xdata(), expected, rtol=0.05)
+    ranges = [[segment[:, 1].tolist() for segment in of.get_segments()] for of in axes.collections]
+    assert ranges[2] == [[12, 14], [9, 10], [12, 12]]
+    crosses = [line for line in axes.lines if line.get_marker() == "x"]
+    assert [line.get_ydata().tolist() for line in crosses] == [[top], [], []]
+    assert not pictures.measured(shown, pictures.at_depths({trial: groups[trial]}))
 
 
 def test_fast_runs_are_dots_by_device_and_views():

@@ -175,6 +175,14 @@ def test_mistakes(options, message, capsys):
     assert message in calls.error_of(capsys, main.main, calls.words(options))
 
 
+def test_a_report_of_no_runs_replaces_no_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text("mine")
+    message = "--output must be the folder of finished runs. . has none"
+    assert message in calls.error_of(capsys, main.main, calls.words("report --output ."))
+    assert Path("README.md").read_text() == "mine"
+
+
 OWN = """
 from training.config import Config, Data, Model, Schedule
 from training.reproduce.rows import Row, Table, Trial

@@ -18,7 +18,8 @@ from training.run import networks, parts, plans
 PUBLISHED = {
     **{"table1": ("1", "paper", 11), "table2": ("2", "paper", 10), "table3": ("3", "paper", 12)},
     **{"table4": ("4", "batch64", 1), "first_paper": ("6 of 1512.03385", "paper", 5)},
-    **{"eighth1": ("1", "eighth", 11), "eighth2": ("2", "eighth", 5)},
+    **{f"eighth{layers}1": ("1", "eighth", 11) for layers in ("", "_20_", "_8_")},
+    **{f"eighth{layers}2": ("2", "eighth", 5) for layers in ("", "_20_", "_8_")},
     **{"digits1": ("1", "small", 11), "digits2": ("2", "small", 10)},
 }
 
@@ -45,10 +46,12 @@ def test_every_published_row_is_there():
         for row in table.rows:
             dataset = "digits" if name.startswith("digits") else row.published.dataset
             assert (row.trial.recipe, row.trial.dataset) == (recipe, dataset)
-            depth = 56 if shallower else row.published.arguments["depth"]
+            depth = row.published.arguments["depth"]
+            if shallower:
+                depth = int((*re.findall(r"_(\d+)_", name), "56")[0])
             assert f"ResNet-{depth}," in row.label
             assert f"/resnet{depth}-" in row.trial.name
-            assert row.trial.model.name == f"cifar_resnet{depth}_original"
+            assert kp.model_entry(row.trial.model.name).arguments["arrangement"] == "original"
 
 
 def test_preactivation_at_the_depths_of_the_first_paper():
@@ -119,6 +122,15 @@ def test_networks_are_the_published_ones(name):
     options |= {"width_factor": 0.25, "input_shape": (8, 8, 1), "stacked": True}
     theirs = getattr(kp.models, row.published.builder)(**row.published.arguments, **options)
     assert plain_config(ours) == plain_config(theirs)
+
+
+@pytest.mark.parametrize("depth", [8, 20, 56])
+def test_shallower_networks_differ_from_the_published_ones_in_depth_alone(depth):
+    row = rows.TABLES["eighth1" if depth == 56 else f"eighth_{depth}_1"].rows[0]
+    data = pictures.in_memory(np.zeros((4, 32, 32, 3), "uint8"), classes=10)
+    options = {"data_format": "channels_last", "dtype": "float32", "mean": 0.0, "std": 1.0}
+    theirs = kp.models.resnet_cifar(**{**row.published.arguments, "depth": depth}, **options)
+    assert plain_config(networks.build(row.trial.config(0), data, 32)) == plain_config(theirs)
 
 
 #: Row of the table of shortcuts to the shortcut of its networks.

@@ -89,7 +89,7 @@ class TestCounting:
         assert training.progress.figures["images_per_second"] == pytest.approx(rate)
 
     def test_resumption_in_the_middle_of_an_epoch(self):
-        training = Training(done=7, micro_batches=2)
+        training = Training(done=14, micro_batches=2)
         training.now += 3.0  # steps that the resumed process repeats
         training.progress.restore({"seconds": 100.0})
         training.epoch(1, 6, 2, 2.0, loss=1.0)

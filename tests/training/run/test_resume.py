@@ -116,6 +116,31 @@ def test_killed_and_resumed_to_the_bit(everything, tmp_path, step):
     assert_same(run, everything)
 
 
+def within_an_update(folder):
+    """Return a callback that stops the run after step 9. Its update is steps 9 and 10."""
+
+    def stop(batch, logs):
+        if batch == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+
+
+@pytest.mark.backend
+def test_stopped_within_an_update_and_resumed(everything, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(everything, run)
+    back_to(run, 8)
+    stopping = words(f"--resume --callbacks {__name__}:{within_an_update.__name__}")
+    with pytest.raises(SystemExit) as stopped:
+        run_train(run, *EVERYTHING, *stopping)
+    assert stopped.value.code == 75
+    assert checkpoint(run, 9)
+    train.main(["--resume", str(run)])
+    found, expected = contents(run)[0], contents(everything)[0]
+    assert found | {"files": expected["files"]} == expected  # checkpoints of other steps
+
+
 @pytest.mark.backend
 def test_the_last_checkpoint_has_the_trained_weights_and_the_model_their_averages(everything):
     last, final = (models.open_run(everything, name)[0] for name in ("last", "final"))

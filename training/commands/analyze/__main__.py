@@ -63,7 +63,7 @@ def analyze(
         again = "" if trust else command("analyze", target, "--trust")
         specimen = opened.open_specimen(target, checkpoint, source, images, seed, again)
     print(f"Analysing {specimen.name} ({keras.backend.backend()}) on {specimen.data}.", flush=True)
-    disk.make(folder.parent)
+    disk.make(folder.parent, "--output")
     with atomic.workshop(folder.parent, f".{folder.name}-") as temporary:
         whole = temporary / folder.name
         pictures = _write(specimen, whole, quick)

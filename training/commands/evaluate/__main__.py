@@ -87,8 +87,12 @@ def evaluate(
                 functions.trust([source.name], subject, trusting, trust)
             images = datasets.load(source)
         classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)
+        _check_shape(subject, opened.shape, images, source.size)
         for note in images.notes:
             print(f"Warning: {note}")
+
+        folder = output or opened.output
+        disk.make(folder, "--output")
 
         # --- Measure
         is_own = opened.described is None or measurements.are_of_run(
@@ -106,8 +110,6 @@ def evaluate(
             )
 
         # --- Write
-        folder = output or opened.output
-        disk.make(folder)
         suffix = measurements.suffix(checkpoint, views, None if is_own else source)
         answer(report(metrics), metrics)
         written = _write(metrics, curves, folder, suffix)
@@ -226,6 +228,18 @@ def _source(opened: Classifier, subject: Path, data: str | None, data_dir: Path 
             f"{subject} does not say which data it was trained on. Name it: --data digits"
         )
     return opened.data if data_dir is None else dataclasses.replace(opened.data, dir=data_dir)
+
+
+def _check_shape(subject: Path, shape: Sequence[int | None], images, size: int | None) -> None:
+    """Check that a network takes the images of a data set, resized to `size` if it is given."""
+    side = size or images.size
+    given = (side, side, images.channels)
+    if any(own not in (None, one) for own, one in zip(shape, given, strict=True)):
+        raise UserError(
+            f"{subject} takes images of shape {tuple(shape)}: height, width, channels. The data "
+            f"set {images.name} has images of shape {given}. Choose other images with --data or "
+            "--data-dir."
+        )
 
 
 def _save_samples(images, folder: Path, count: int) -> int:

@@ -24,7 +24,7 @@ class Classifier:
         path: File or directory of the model.
         output: Folder for the results.
         outputs: Number of classes.
-        size: Height and width of its images, None for any.
+        shape: Height, width and channels of its images, None for any.
         logits: Function from float32 pixels to logits.
         precision: Dtype policy in which the network computes, or precision of an export.
         data: Data set that it was trained on, if known.
@@ -35,12 +35,17 @@ class Classifier:
     path: Path
     output: Path
     outputs: int
-    size: int | None
+    shape: Sequence[int | None]
     logits: Callable[[np.ndarray], np.ndarray]
     precision: str
     data: Data | None
     classes: Sequence[str] | None = None
     described: Mapping[str, Any] | None = None
+
+    @property
+    def size(self) -> int | None:
+        """Height and width of its images, None for any."""
+        return self.shape[1]
 
 
 def open_classifier(path: Path, checkpoint: str, again: str = "") -> Classifier:
@@ -87,10 +92,7 @@ def _of_keras(model, path: Path, output: Path, data: Data | None) -> Classifier:
 
     from ...directory import models
 
-    if len(model.input_shape) != 4:
-        raise UserError(
-            f"{path} does not take images: its input has shape {model.input_shape[1:]}."
-        )
+    _check_images(path, model.input_shape[1:])
     expected = kp.models.expected_input(model)
     activation = outputs_of(model, model.inputs[0])[0].activation
     _check_one_class(path, activation, model.output_shape[-1])
@@ -105,7 +107,7 @@ def _of_keras(model, path: Path, output: Path, data: Data | None) -> Classifier:
         path=path,
         output=output,
         outputs=max(2, model.output_shape[-1]),
-        size=model.input_shape[2],
+        shape=model.input_shape[1:],
         logits=_watched(logits_of, expected, path),
         precision=models.precision(model),
         data=data,
@@ -130,8 +132,7 @@ def _open_saved_model(path: Path) -> Classifier:
         activation = card["activation"]
         preprocessing = Preprocessing(**card["preprocessing"]) if card["preprocessing"] else None
         takes_pixels = card["pixels"]
-    if len(shape) != 3:
-        raise UserError(f"{version.path} does not take images: its input has shape {shape}.")
+    _check_images(version.path, shape)
     _check_one_class(version.path, activation, outputs)
     with reading(f"{version.path} is damaged"):
         loaded = tf.saved_model.load(str(version.path))
@@ -154,7 +155,7 @@ def _open_saved_model(path: Path) -> Classifier:
         path=version.path,
         output=Path(f"evaluation-{path.name}"),
         outputs=max(2, outputs),
-        size=shape[0],
+        shape=shape,
         logits=logits,
         precision=precision,
         data=from_json(Data, options["data"]) if options else None,
@@ -217,3 +218,9 @@ def _watched(
         return logits(images)
 
     return watched
+
+
+def _check_images(path: Path, shape: Sequence[int | None]) -> None:
+    """Check that a network with an input of this shape takes images."""
+    if len(shape) != 3:
+        raise UserError(f"{path} does not take images: its input has shape {shape}.")

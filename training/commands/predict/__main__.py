@@ -113,7 +113,7 @@ def _writers(
 ) -> Iterator[answers.Write]:
     """Open what the predictions are written to, until the end of the stack."""
     if output is not None:
-        disk.make(output.parent)
+        disk.make(output.parent, "--output")
         with networks_left_out():
             temporary = stack.enter_context(disk.replacing(output))
         # a name that is not UTF-8 has characters that no encoding has

@@ -14,9 +14,9 @@ from typing import Any
 
 from ... import backends, disk
 from ...cli.terminal import markdown
-from ...errors import UserError, nearest, reading
+from ...errors import UserError, command, nearest, reading
 from ..results import RESULTS
-from .finding import Finding
+from .finding import Finding, Unmeasured
 
 FORMAT = 1
 FILE = "claims.json"
@@ -57,7 +57,10 @@ class Claim:
     def find(self, folder: Path) -> Finding:
         """Measure the claim. What reads finished runs reads those in `folder`."""
         takes_folder = "folder" in inspect.signature(self.function).parameters
-        return self.function(**({"folder": folder} if takes_folder else {}), **self.arguments)
+        try:
+            return self.function(**({"folder": folder} if takes_folder else {}), **self.arguments)
+        except Unmeasured as missing:
+            return Finding("unmeasured", str(missing))
 
 
 @functools.cache
@@ -73,9 +76,9 @@ def claims(only: tuple[str, ...] = (), output: Path = RESULTS) -> None:
     """Measure what texts about the paper claim: a verdict and a number for each claim.
 
     Networks of up to 110 layers are measured before training, and one is trained, all on
-    digits. What needs longer runs is taken from the finished runs in --output. The
-    findings are in OUTPUT/claims.json; the page docs/claims.md shows them. Slow claims
-    are measured only if they are named; other findings are kept.
+    digits. What needs longer runs is taken from the finished runs in --output. Each
+    finding is in OUTPUT/claims.json as soon as it is measured; the page docs/claims.md
+    shows them. Slow claims are measured only if they are named; other findings are kept.
 
     Args:
         only: Names of claims, or parts of names. If not given: all that are not slow.
@@ -87,6 +90,8 @@ def claims(only: tuple[str, ...] = (), output: Path = RESULTS) -> None:
     chosen = _chosen(only)
     kept = read(output)
     kept = {name: each for name, each in kept.items() if name in all_claims()}
+    disk.make(output, "--output")
+    device = backends.described()
     start = time.perf_counter()
     for claim in chosen:
         begun = time.perf_counter()
@@ -95,16 +100,19 @@ def claims(only: tuple[str, ...] = (), output: Path = RESULTS) -> None:
         kept[claim.name] = disk.plain(
             dataclasses.asdict(finding) | {"seconds": round(seconds, 1)}, digits=4
         )
+        found = {name: kept[name] for name in all_claims() if name in kept}
+        # each at once: all of them take minutes
+        disk.write_json(output / FILE, {"format": FORMAT, "device": device, "claims": found})
         print(f"{claim.name}: {_verdict(kept[claim.name])}. {finding.text}", flush=True)
-    record = {
-        "format": FORMAT,
-        "device": backends.described(),
-        "claims": {name: kept[name] for name in all_claims() if name in kept},
-    }
-    disk.make(output)
-    disk.write_json(output / FILE, record)
     took = time.perf_counter() - start
     print(f"{len(chosen)} claims in {took:.0f} s. Written: {output / FILE}")
+    unmeasured = [claim.name for claim in chosen if kept[claim.name]["verdict"] == "unmeasured"]
+    if unmeasured:
+        print(
+            f"Not measured: {len(unmeasured)} of {len(chosen)}. {output} lacks finished runs. Give "
+            "--output the folder results of the repository, or train the runs: "
+            f"{command('reproduce', '--help')} lists the tables."
+        )
 
 
 def _chosen(names: Sequence[str]) -> list[Claim]:

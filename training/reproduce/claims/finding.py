@@ -25,6 +25,10 @@ class Finding:
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class Unmeasured(LookupError):
+    """A measurement that a claim needs is missing. The message is the text of the finding."""
+
+
 def decided(holds: bool, text: str, **numbers: Any) -> Finding:
     """Return the finding of a claim that holds or does not hold."""
     return Finding("true" if holds else "false", text, numbers=numbers)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import depth
 from ..profiles import ARGUMENTS, NETWORKS, Name, first_images
-from .finding import Finding, conditional, decided
+from .finding import Finding, Unmeasured, conditional, decided
 
 if TYPE_CHECKING:
     from keras_preact.analysis import DirectPath, IdentityCheck, Propagation
@@ -20,6 +20,8 @@ ROUNDING = 1e-4
 SIMILAR = 10.0
 #: The condition under which signals and gradients keep their size.
 SCALED = "the last weight of each branch is scaled by 1 / sqrt(units) (`DepthScaledHe`)"
+#: The networks that do not meet it, and that meet it.
+BOTH: tuple[Name, Name] = ("preact", "preact_scaled")
 
 
 @functools.cache
@@ -128,14 +130,17 @@ def lower_bound() -> Finding:
     )
 
 
-def _ratio(folder: Path, network: str, layers: int) -> float:
+def _measured(folder: Path, network: Name, layers: int) -> dict[str, Any]:
+    """Return the finished measurement of a network before training."""
+    for record in depth.read(folder):
+        if (record["settings"]["network"], record["settings"]["layers"]) == (network, layers):
+            return record
+    raise Unmeasured(f"{NETWORKS[network].label} of {layers:,} layers: not measured.")
+
+
+def _ratio(folder: Path, network: Name, layers: int) -> float:
     """Return the norm of the gradient at the first unit over that at the last one."""
-    [found] = [
-        record["gradient_ratio"]
-        for record in depth.read(folder)
-        if (record["settings"]["network"], record["settings"]["layers"]) == (network, layers)
-    ]
-    return float(found)
+    return float(_measured(folder, network, layers)["gradient_ratio"])
 
 
 def times(ratio: float) -> str:
@@ -147,7 +152,7 @@ def gradients_are_similar(folder: Path, layers: int) -> Finding:
     """All layers receive gradients of a similar size. It holds if the first and the last
     unit differ by a factor of at most 10.
     """
-    plain, scaled = (_ratio(folder, each, layers) for each in ("preact", "preact_scaled"))
+    plain, scaled = (_ratio(folder, each, layers) for each in BOTH)
     return conditional(
         SCALED,
         1 / SIMILAR < scaled < SIMILAR,
@@ -216,11 +221,7 @@ def signal_keeps_its_size(folder: Path, layers: int) -> Finding:
     """Identity shortcuts keep the size of signals. It holds if the last unit's output is at
     most twice as large as the first one's.
     """
-    growths = {}
-    for record in depth.read(folder):
-        if record["settings"]["layers"] == layers:
-            growths[record["settings"]["network"]] = float(record["growth"])
-    plain, scaled = growths["preact"], growths["preact_scaled"]
+    plain, scaled = (float(_measured(folder, each, layers)["growth"]) for each in BOTH)
     return conditional(
         SCALED,
         0.5 < scaled < 2,

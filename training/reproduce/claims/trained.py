@@ -87,7 +87,7 @@ def higher(folder: Path, row: str, than: str, figure: str = "test error") -> Fin
     """
     sign = difference(_values(folder, row, figure), _values(folder, than, figure))
     text = _about(folder, [row, than], figure)
-    return decided(sign > 0, text) if sign else Finding("not clear", text)
+    return decided(sign > 0, text) if sign else _undecided(folder, [row, than], text)
 
 
 def regularises(folder: Path, row: str, than: str) -> Finding:
@@ -107,7 +107,9 @@ def similar(folder: Path, row: str, other: str, within: float) -> Finding:
     text = f"{_about(folder, [row, other])} Similar: within {within:g} percentage points."
     if _is_lower(errors, others, within) and _is_lower(others, errors, within):
         return decided(True, text)
-    return decided(False, text) if difference(errors, others) else Finding("not clear", text)
+    if difference(errors, others):
+        return decided(False, text)
+    return _undecided(folder, [row, other], text)
 
 
 def _is_lower(
@@ -128,7 +130,9 @@ def any_harms(folder: Path, rows: Sequence[str], than: str) -> Finding:
     lower = [row for row, (sign, p) in found.items() if sign < 0 and p < LEVEL / len(rows)]
     unclear = [row for row, (sign, p) in found.items() if sign < 1 or p >= LEVEL]
     text = _about(folder, [than, *(lower or unclear or rows)])
-    return decided(not lower, text) if lower or not unclear else Finding("not clear", text)
+    if lower or not unclear:
+        return decided(not lower, text)
+    return _undecided(folder, [than, *rows], text)
 
 
 def learns(folder: Path, trial: str) -> Finding:
@@ -155,16 +159,23 @@ def _trained(folder: Path, trial: str, claimed: bool) -> Finding:
     errors, text = _values(folder, trial), _about(folder, [trial])
     learned = any(error is not None and error < FAIL for error in errors)
     is_known = learned or len(errors) >= ENOUGH
-    return decided(learned is claimed, text) if is_known else Finding("not clear", text)
+    return decided(learned is claimed, text) if is_known else _undecided(folder, [trial], text)
+
+
+def _undecided(folder: Path, trials: Sequence[str], text: str) -> Finding:
+    """Return the finding of a claim that the runs of these trials do not decide."""
+    is_measured = all(_values(folder, trial) for trial in trials)
+    return Finding("not clear" if is_measured else "unmeasured", text)
 
 
 def _all_hold(parts: Sequence[Finding], text: str) -> Finding:
-    """Return whether all parts of a claim are true. A false part decides, one that is not clear
-    does not.
+    """Return whether all parts of a claim are true. A false part decides. Otherwise a part
+    decides nothing if it is not clear or not measured.
     """
     verdicts = [part.verdict for part in parts]
-    if "not clear" in verdicts and "false" not in verdicts:
-        return Finding("not clear", text)
+    for open_verdict in ("unmeasured", "not clear"):
+        if open_verdict in verdicts and "false" not in verdicts:
+            return Finding(open_verdict, text)
     return decided("false" not in verdicts, text)
 
 
@@ -173,6 +184,8 @@ def gain_grows(folder: Path, pairs: Sequence[Sequence[str]]) -> Finding:
     increase from pair to pair; each is the original and the improved network.
     """
     errors = [[_values(folder, trial) for trial in pair] for pair in pairs]
+    if not all(each for pair in errors for each in pair):
+        return Finding("unmeasured", _about(folder, [trial for pair in pairs for trial in pair]))
     gains = [median(before) - median(after) for before, after in errors]
     listed = "; ".join(
         f"{_labels([pair[1]])[0]}: {gain:.2f}" for pair, gain in zip(pairs, gains, strict=True)
