@@ -60,6 +60,8 @@ def create_app(
         *metrics.routes,
         *webpage.routes,
     ]
+    # The router tries one route after the other: most requests are for a network's outputs.
+    routes.sort(key=lambda route: "POST" not in (getattr(route, "methods", None) or ()))
     app = Starlette(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False  # a redirect would be the only answer that is not JSON
     measured = Metrics()

@@ -2,6 +2,7 @@
 paths, its JSON and its binary tensors.
 """
 
+import functools
 import importlib.metadata
 import math
 import struct
@@ -363,7 +364,7 @@ def infer(servable: Servable, call: Call, outputs: Outputs) -> Response:
     tail = []
     for name, output in wanted.items():
         array = _largest(servable, name, outputs[name], output.most)
-        datatype = _datatype(array.dtype.name)
+        datatype = _datatype_of(array.dtype)
         tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
         if output.binary:
             tail.append(to_bytes(array))
@@ -413,6 +414,11 @@ def _dtype(datatype: str) -> str:
 def _datatype(dtype: str) -> str:
     """Return the protocol's name of a dtype of TensorFlow or NumPy."""
     return TEXT if dtype in ("string", "object") else dtype.upper().replace("FLOAT", "FP")
+
+
+@functools.lru_cache
+def _datatype_of(dtype: np.dtype) -> str:
+    return _datatype(dtype.name)  # NumPy computes the name each time
 
 
 def _routes(path: str) -> list[Route]:

@@ -264,6 +264,19 @@ def test_metrics_count_requests(of_process):
     assert not any(("api", "predict") in labels for _, labels in others)
 
 
+@pytest.mark.parametrize(("kilobytes", "in_a_thread"), [(100, False), (200, True)])
+def test_large_bodies_alone_are_read_in_a_thread(kilobytes, in_a_thread):
+    """Two threads wait for Python's lock; but a large body must not hold up the event loop."""
+    with fakes.serving() as server:
+        used = []
+        submit = server.app.state.parser.submit
+        server.app.state.parser.submit = lambda *work: used.append(work) or submit(*work)
+        body = json.dumps({"instances": [[[[1], [2]], [[3], [4]]]]}) + 1024 * kilobytes * " "
+        answer = server.ask("POST", "/v1/models/toy:predict", body.encode())
+    assert answer.json["predictions"][0]["logits"] == [1, 10, 0]
+    assert bool(used) == in_a_thread
+
+
 def test_invented_names_are_no_new_series():
     made_up = [
         ("GET", "/v1/models/made-up-{}"),
