@@ -199,13 +199,11 @@ def only_loss(loss: Any, count: int | None = None) -> Any:
         loss: What `compile` got.
         count: Number of outputs, which decides what `"crossentropy"` means.
     """
-    leaves = keras.tree.flatten(loss)
-    if len(leaves) != 1:
-        return None
     if is_cross_entropy(loss):
         losses = keras.losses
         return losses.binary_crossentropy if count == 1 else losses.categorical_crossentropy
-    return keras.losses.get(leaves[0])
+    leaves = keras.tree.flatten(loss)
+    return keras.losses.get(leaves[0]) if len(leaves) == 1 else None
 
 
 def is_cross_entropy(loss: Any) -> bool:

@@ -41,9 +41,12 @@ def _int8(path: str) -> Callable:
 
     options = {"INFERENCE_PRECISION_HINT": "bf16"}  # as in the server's engine
     compiled = ov.Core().compile_model(path, "CPU", options)
-    return lambda images: {
-        name: compiled([images])[name] for name in ("logits", "probabilities", "features")
-    }
+
+    def serve(images: np.ndarray) -> dict[str, np.ndarray]:
+        outputs = compiled([images])
+        return {name: outputs[name] for name in ("logits", "probabilities", "features")}
+
+    return serve
 
 
 #: Name to a function that loads a model and returns the function from images to named outputs.

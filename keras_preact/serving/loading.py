@@ -44,7 +44,7 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     version.check_files()
     engines.use_threads(settings.threads)
     frozen, decode = version.functions()
-    signatures = {name: _with_smallest(one, frozen) for name, one in signatures.items()}
+    signatures = _with_smallest(signatures, frozen)
     # The variables of a loaded SavedModel hold every weight a second time, in reference cycles.
     gc.collect()
     engine = engines.ENGINES[settings.engine](frozen, settings, precision)
@@ -84,12 +84,15 @@ def _signature(name: str, function: dict[str, Any]) -> Signature:
     return Signature(name, input_spec, _specs(function["outputs"]))
 
 
-def _with_smallest(signature: Signature, frozen: Frozen) -> Signature:
-    spec = signature.input
-    if None not in spec.shape[1:]:
-        return signature
-    spec = dataclasses.replace(spec, smallest=frozen.smallest(spec.shape))
-    return dataclasses.replace(signature, input=spec)
+def _with_smallest(signatures: dict[str, Signature], frozen: Frozen) -> dict[str, Signature]:
+    """Add the smallest images to signatures for images of any size."""
+    shapes = {one.input.shape for one in signatures.values()}
+    smallest = {shape: frozen.smallest(shape) for shape in shapes if None in shape[1:]}
+    limited = {}
+    for name, one in signatures.items():
+        spec = dataclasses.replace(one.input, smallest=smallest.get(one.input.shape, ()))
+        limited[name] = dataclasses.replace(one, input=spec)
+    return limited
 
 
 def _specs(tensors: dict[str, Any]) -> dict[str, TensorSpec]:
