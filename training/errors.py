@@ -160,6 +160,8 @@ def reading(message: str) -> Iterator[None]:
     except _UNREADABLE as error:
         if not is_lasting(error):
             raise
+        if isinstance(error, PermissionError) and error.filename is not None:
+            raise UserError(str(error)) from error  # it says nothing about the content
         raise UserError(f"{message}: {type(error).__name__}: {error}") from error
 
 

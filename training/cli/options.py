@@ -33,10 +33,11 @@ def main(name: str, function: Callable, argv: Sequence[str]) -> None:
     """Call `function` with its parameters taken from the arguments of the command
     `name`. A parameter `verbose` of the function is true with --verbose.
 
-    A `UserError` ends the program with status 2 and one line on stderr; --verbose also
-    prints its traceback. Any other error is a fault of the program or of the machine: it
-    shows its traceback and ends with status 1, which launchers start again. Ctrl-C ends
-    it with status 130, and a closed stdout with status 141.
+    A `UserError`, and a file or folder that this user may not use, end the program with
+    status 2 and one line on stderr; --verbose also prints the traceback. Any other error is
+    a fault of the program or of the machine: it shows its traceback and ends with status 1,
+    which launchers start again. Ctrl-C ends it with status 130, and a closed stdout with
+    status 141.
     """
     words, verbose = split_verbose(argv)
     if verbose and "verbose" in inspect.signature(function).parameters:
@@ -167,6 +168,10 @@ def guard(action: Callable[[], object], verbose: bool = False) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except UserError as error:
+        fail(error, verbose)
+    except PermissionError as error:  # also of a look whether a file exists
+        if error.filename is None:  # not of a file
+            raise
         fail(error, verbose)
     except BrokenPipeError:
         if not _stdout_is_closed():

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,10 +116,10 @@ def _fault(path: Path) -> str | None:
     """
     from PIL import Image
 
-    if not os.path.isfile(path):  # opening a pipe would wait
-        return "it is not a file"
     try:
-        with open(path, "rb") as file:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait
+            return "it is not a file"
+        with path.open("rb") as file:
             start = file.read(_HEAD)
             file.seek(0)
             problem = _problem(file, start)
@@ -128,7 +129,7 @@ def _fault(path: Path) -> str | None:
     except Image.UnidentifiedImageError:
         return "it is not an image"
     except Exception as error:  # Pillow's readers raise errors of many kinds for a broken file
-        return str(error) or type(error).__name__
+        return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _problem(file: BinaryIO, start: bytes) -> str | None:

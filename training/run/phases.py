@@ -112,7 +112,8 @@ def _locked(run: Run, folder: Path) -> Iterator[None]:
     if not run.is_chief:
         yield
         return
-    disk.make(folder, "--output")
+    begun = (folder / "config.json").is_file()
+    disk.make(folder, None if begun else "--output")
     with runs.locked(folder):
         _directory(run, folder)  # another process may have begun a run in it since
         yield

@@ -62,7 +62,7 @@ def _inside(folder: Path, others: list[Path]) -> Iterator[Named]:
         yield Named(str(error.filename), error.strerror or str(error))
     for path in images:
         # to read a pipe would wait
-        is_odd = path.exists() and not path.is_file()
+        is_odd = os.path.exists(path) and not os.path.isfile(path)
         yield Named(str(path), "it is not a file" if is_odd else "")
     if not images and not failures:
         endings = ", ".join(image_paths.SUFFIXES)
