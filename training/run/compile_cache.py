@@ -5,12 +5,11 @@ machine does not compile them again.
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 from pathlib import Path
 
 from .. import backends, disk
-from ..errors import UserError, writing
+from ..errors import UserError
 
 #: Values of --compile-cache that are no folder.
 AUTO, OFF = "auto", "off"
@@ -67,11 +66,9 @@ def _made(folder: Path) -> Path:
     machine = hashlib.sha256(backends.instructions().encode()).hexdigest()[:12]
     own = folder.absolute() / f"cpu-{machine}"
     disk.make(own)
-    with writing(own):
-        tempfile.TemporaryFile(dir=own).close()
     oldest = time.time() - KEPT_DAYS * 24 * 3600
     for path in own.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another run has just deleted it
+        with contextlib.suppress(OSError):  # another run has just deleted it, or it is not ours
             status = path.stat()
             if path.is_file() and max(status.st_atime, status.st_mtime) < oldest:
                 path.unlink()

@@ -75,17 +75,28 @@ class TestVariables:
         assert set_by("auto", variables) == {}
 
 
-def test_files_that_nobody_reads_are_deleted(variables, tmp_path):
+def test_files_that_nobody_reads_are_deleted(variables, tmp_path, monkeypatch):
+    """Those of another user stay in a folder that several share."""
+    unlink = Path.unlink
+
+    def not_of_another_user(path):
+        if path.name == "of another":
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", not_of_another_user)
     folder = Path(set_by(str(tmp_path), variables)[JAX])
     now = time.time()
     ages = {"read": (1, 90), "written": (90, 1), "old": (31, 31), "new": (0, 0)}
+    ages["of another"] = (31, 31)
     for name, (read, written) in ages.items():
         (folder / name).write_text("compiled")
         os.utime(folder / name, (now - read * DAY, now - written * DAY))
     (folder / "inner").mkdir()  # PyTorch's
     os.utime(folder / "inner", (now - 90 * DAY, now - 90 * DAY))
     set_by(str(tmp_path), variables)
-    assert sorted(path.name for path in folder.iterdir()) == ["inner", "new", "read", "written"]
+    kept = ["inner", "new", "of another", "read", "written"]
+    assert sorted(path.name for path in folder.iterdir()) == kept
 
 
 def test_a_file_in_place_of_the_folder_is_an_error(tmp_path, capsys):
