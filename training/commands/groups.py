@@ -89,13 +89,19 @@ def tested(groups: Sequence[Group]) -> str | None:
     else after the last epoch; None if some runs have neither, or other images.
     """
     finished = [run for group in groups for run in group.finished]
-    if len({run.config.data.name for run in finished}) > 1:
-        return None
     for column in ("test_error", "last_validation_error"):
-        holdouts = {run.config.data.holdout for run in finished if column != "test_error"}
-        if len(holdouts) < 2 and all(RESULTS[column](run) is not None for run in finished):
+        images = {_images(run, column) for run in finished}
+        if len(images) < 2 and all(RESULTS[column](run) is not None for run in finished):
             return column
     return None
+
+
+def _images(run: Compared, column: str) -> tuple:
+    """Return which images an error is measured on. Older runs do not know their hash."""
+    data = run.config.data
+    is_test = column == "test_error" or not data.holdout
+    split, held_out = ("test", None) if is_test else ("holdout", data.holdout)
+    return data.name, split, run.described.get("hashes", {}).get(split, held_out)
 
 
 def against(group: Group, first: Group, figure: str | None) -> tuple[int, float] | None:

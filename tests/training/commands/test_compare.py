@@ -198,17 +198,19 @@ class TestGroups:
         assert "cannot reach less than p = 0.1, so they are never clear." in notes
 
     @pytest.mark.parametrize(
-        ("second", "reason"),
+        ("second", "test", "reason"),
         [
-            (GATED, "a rank test needs 3 finished runs per row"),
-            (changed("data", holdout=500), "no error on the same images"),
-            (changed("data", name="cifar100"), "no error on the same images"),
+            (GATED, "a", "a rank test needs 3 finished runs per row"),
+            (changed("data", holdout=500), "a", "no error on the same images"),
+            (changed("data", name="cifar100"), "a", "no error on the same images"),
+            # two folders of images
+            (changed("data", dir=Path("other")), "b", "no error on the same images"),
         ],
     )
-    def test_what_is_not_tested(self, second, reason, capsys):
+    def test_what_is_not_tested(self, second, test, reason, capsys):
         count = 2 if second is GATED else 4
-        write_seeds("runs/a", [8.0, 9.0, 10.0, 8.5][:count])
-        write_seeds("runs/b", [1.0, 2.0, 3.0, 4.0][:count], second)
+        write_seeds("runs/a", [8.0, 9.0, 10.0, 8.5][:count], hashes={"test": "a"})
+        write_seeds("runs/b", [1.0, 2.0, 3.0, 4.0][:count], second, hashes={"test": test})
         rows, notes = printed(capsys, "runs/a", "runs/b")
         assert {row["against the first"] for row in rows} == {"-"}
         assert f"Against the first: not tested; {reason}" in notes.replace("the runs have ", "")
