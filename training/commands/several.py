@@ -84,8 +84,10 @@ def train_all(
             left -= sum(map(size, together))
             for config in together:
                 after(config)
-    except (KeyboardInterrupt, SystemExit):
-        print(again, flush=True)
+    except (KeyboardInterrupt, SystemExit) as ended:
+        begun = any((directory(each) / "config.json").is_file() for each in configs)
+        if begun or getattr(ended, "code", None) != 2:  # 2: a mistake in the options
+            print(again, flush=True)
         raise
     return failed
 

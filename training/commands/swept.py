@@ -159,7 +159,7 @@ def sentence(points: Sequence[Point]) -> str:
 
 def figure(panels: Mapping[str, Sequence[Point]], title: str) -> Any:
     """Draw the median loss against the rate: a panel per title, a curve per depth, and a
-    star at its best rate. With a single rate: the loss against the depth.
+    star at its best rate. With a single rate at known depths: the loss against the depth.
 
     Curves end where the training diverges.
 
@@ -170,28 +170,29 @@ def figure(panels: Mapping[str, Sequence[Point]], title: str) -> Any:
 
     depths = sorted({point.depth or 0 for points in panels.values() for point in points})
     rates = sorted({point.rate for points in panels.values() for point in points})
+    by_rate = len(rates) > 1 or depths == [0]
     looks = {depth: {"color": style.ordered(i, len(depths))} for i, depth in enumerate(depths)}
     drawn = style.new_figure(1.2 + 3.6 * max(1.6, len(panels)), 4.6)
     style.heading(drawn, title)
     row = drawn.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (name, points) in zip(row, panels.items(), strict=True):
-        style.styled(axes, name, "Learning rate" if len(rates) > 1 else "Layers")
+        style.styled(axes, name, "Learning rate" if by_rate else "Layers")
         axes.set_xscale("log")
         every = medians(points)
-        if len(rates) == 1:
+        if not by_rate:
             losses = [of_rate[rates[0]] for of_rate in every.values()]
             _curve(axes, depths, losses, {"color": style.colour(0)})
-        for depth, of_rate in every.items() if len(rates) > 1 else ():
+        for depth, of_rate in every.items() if by_rate else ():
             _curve(axes, list(of_rate), list(of_rate.values()), looks[depth or 0])
             if (rate := best(of_rate)) is not None:
                 star = {"marker": "*", "markersize": 14, "markeredgecolor": "white", "zorder": 4}
                 axes.plot([rate], [of_rate[rate]], **star, **looks[depth or 0])
-        ticks = rates if len(rates) > 1 else depths
+        ticks = rates if by_rate else depths
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], rotation=45 * (len(ticks) > 6))
         axes.minorticks_off()
     style.decades(row[0], [_losses(points) for points in panels.values()])
     row[0].set_ylabel("Training loss, last tenth of the run", fontsize=style.LABEL)
-    if len(rates) > 1:
+    if by_rate:
         samples = {f"{depth:,} layers": style.sample(look) for depth, look in looks.items()}
         style.legend(drawn, samples)
     return drawn

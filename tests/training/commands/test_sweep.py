@@ -233,6 +233,14 @@ def test_figure(grid):
     assert one.get_xscale() == "log"
 
 
+def test_a_single_run_is_drawn_at_its_rate():
+    """The depth of the recipe is no number."""
+    figure = swept.figure({"": [Point(None, 0.1, 0, 0.5)]}, "Title")
+    layout.check(figure)
+    curve, star = figure.axes[0].lines
+    assert curve.get_xydata().tolist() == star.get_xydata().tolist() == [[0.1, 0.5]]
+
+
 @pytest.mark.process
 def test_the_process_that_checks_the_depths(tmp_path):
     """Those that train are the same as for --seeds."""
