@@ -12,7 +12,6 @@ import math
 
 import numpy as np
 
-from ..errors import UserError
 from . import order
 
 #: Shares of mixup are whole multiples of 1 / STEPS, so that products with bytes, and their sums,
@@ -43,18 +42,9 @@ class Mixing:
             with equal probability.
         seed: Seed of the stream.
         classes: Number of classes.
-
-    Raises:
-        UserError: for an alpha that is negative or not finite.
     """
 
     def __init__(self, mixup: float, cutmix: float, seed: int, classes: int):
-        for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
-            if not 0 <= alpha < math.inf:
-                raise UserError(
-                    f"--data.{name} must be positive, the alpha of a Beta distribution, or 0 for "
-                    f"none. Received: {alpha}"
-                )
         self._mixup, self._cutmix, self._seed = mixup, cutmix, seed
         self.classes = classes
 

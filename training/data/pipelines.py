@@ -104,17 +104,20 @@ def training_stream(
         on_device: Whether batches hold the codes of `resident.Cut` instead of images.
 
     Raises:
-        UserError: for a batch larger than the split, a batch of one image with mixup or
-            CutMix, a negative seed, or numbers that `RandAugment` or `Mixing` reject. For
-            pad_crop_flip also if images have another size, differ in size, or do not fit
-            into memory.
+        UserError: for a batch larger than the split, and a batch of one image with mixup or
+            CutMix. For pad_crop_flip also if images have another size, differ in size, or do
+            not fit into memory.
     """
     augment = AUGMENTATIONS[augmentation]
     if augment is images.resized_crop_flip:
         augment = functools.partial(augment, flip=flip != "none")
     size = size or data.size
     fake = isinstance(data.train, Fake)
-    _check(data, batch_size, augmentation, seed, border, flip)
+    if not 0 < batch_size <= data.train.size:
+        raise UserError(
+            f"--batch-size, or each part of it with --accumulate, must be 1 to {data.train.size}, "
+            f"the number of training images. Received: {batch_size}"
+        )
     if augment is None and not fake:
         _check_one_size(data, size)
     if size is None:
@@ -152,21 +155,6 @@ def training_stream(
     if alter is not None or mixing is not None:
         stream = finished(stream, batch_size, alter, mixing)
     return TrainingStream(batch_size, stream)
-
-
-def _check(
-    data: ImageData, batch_size: int, augmentation: str, seed: int, border: int, flip: str
-) -> None:
-    if not 0 < batch_size <= data.train.size:
-        raise UserError(
-            f"--batch-size, or each part of it with --accumulate, must be 1 to {data.train.size}, "
-            f"the number of training images. Received: {batch_size}"
-        )
-    if seed < 0:
-        raise UserError(f"--seed must not be negative. Received: {seed}")
-    if border < 1:
-        raise UserError(f"--data.border must be at least 1. Received: {border}")
-    check_options(augmentation, border, flip)
 
 
 def check_options(augmentation: str, border: int, flip: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from ..errors import UserError
 from . import order
 
 #: Largest magnitude, the end of AutoAugment's ranges.
@@ -88,17 +87,9 @@ class RandAugment:
         seed: Seed of the stream.
         fill: Colour of pixels from outside the image, one number from 0 to 255 per
             channel.
-
-    Raises:
-        UserError: for a count below 1, or a magnitude out of range.
     """
 
     def __init__(self, count: int, magnitude: int, seed: int, fill: tuple[float, ...]):
-        if count < 1 or not 0 <= magnitude <= LARGEST:
-            raise UserError(
-                "--data.rand-augment takes a number of operations, at least 1, and a magnitude "
-                f"from 0 to {LARGEST}. Received: --data.rand-augment {count} {magnitude}"
-            )
         self._count, self._level, self._seed = count, magnitude / LARGEST, seed
         colour = tuple(int(value) for value in np.rint(fill))
         self._fill: Fill = colour[0] if len(colour) == 1 else colour

@@ -28,7 +28,6 @@ PARTS: Mapping[str, tuple[type, Any]] = {
     "shortcut": (Shortcut, options.Shortcut),
     "block": (Block, options.Block),
 }
-#: Activations of a last layer that does not return logits.
 
 
 def arguments(model: Model) -> dict[str, Any]:

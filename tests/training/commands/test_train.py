@@ -425,14 +425,7 @@ class TestEndings:
     [
         ("digits --resume", "--resume needs --output"),
         ("digits --distribution multi_worker", "multi_worker needs --output"),
-        ("digits --health -1", "--health must be 0 or more"),
         ("digits --data.class-weights balanced --data.mixup 1", "remove --data.mixup"),
-        (
-            "digits --optimizer.name lion --optimizer.nesterov",
-            "is for --optimizer.name sgd and muon",
-        ),
-        ("digits --optimizer.label-smoothing 1", "--optimizer.label-smoothing must be a share"),
-        ("digits --accumulate 7", "--accumulate must divide --batch-size"),
         ("digits --accumulate 7 --batch 9", "--accumulate 7 --batch 9"),
         ("digits --lr=0", "--lr must be positive"),
         ("digits --optimizer.learning-rate 0 --batch 9", "--optimizer.learning-rate must be"),

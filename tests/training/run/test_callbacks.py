@@ -223,13 +223,11 @@ def test_profile_covers_its_steps(tmp_path, monkeypatch):
 
 
 @pytest.mark.backend
-def test_profile(tmp_path, capsys):
+def test_profile(tmp_path):
     run = run_train(tmp_path / "run", "--profile 2 3")
     kinds = {"tensorflow": "*.xplane.pb", "jax": "*.xplane.pb", "torch": "*.pt.trace.json"}
     [record] = (run / "tensorboard").rglob(kinds[keras.backend.backend()])
     assert record.stat().st_size > 1000
-    words = "two iterations in order, counted from 1. Received: 3 2"
-    assert words in error_of(capsys, run_train, tmp_path / "other", "--profile 3 2")
 
 
 @pytest.mark.backend

@@ -68,7 +68,7 @@ COMBINATIONS = {
     "--data.test 0.2": "--data.test is for --data.name folder. Received: --data.name digits",
     "--data.border 2": "--data.border 2 needs --data.augmentation pad_crop_flip",
     "--data.on-device --distribution mirrored": "--data.on-device needs --distribution none",
-    "--model.name cifar_resnet21_preact": "Did you mean",
+    "--model.name digits_resnet9_preact": "Did you mean 'digits_resnet8_preact'",
     "--model.scales 1 1": "--model.scales needs --model.shortcut constant_scaling",
     "--model.options sums": "Options are written NAME=VALUE. Received: sums",
     "--model.shortcut-options rate=0": "--model.shortcut-options needs --model.shortcut",
