@@ -19,7 +19,7 @@ def answering(as_json: bool) -> Iterator[Callable[[str, Mapping[str, Any]], None
     stdout = sys.stdout
 
     def answer(text: str, value: Mapping[str, Any]) -> None:
-        shown = json.dumps(disk.plain(value), indent=2) if as_json else text
+        shown = json.dumps(disk.plain(value), indent=2, default=str) if as_json else text
         print(shown, file=stdout)
 
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

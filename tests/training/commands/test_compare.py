@@ -132,7 +132,7 @@ def test_output(capsys):
 def test_json_has_the_rows_of_the_files(capsys):
     write_run("runs/a", CIFAR, [30.0, 12.5], test=11.0)
     write_run("runs/b", changed(seed=1), [20.0, 15.5])
-    write_run("runs/c", GATED, [20.0])
+    write_run("runs/c", changed("data", dir=Path("photos")), [20.0])
     cli.main("compare", compare, ["runs/a", "runs/b", "runs/c", "--output", "out", "--json"])
     out, err = capsys.readouterr()
     printed = json.loads(out)
