@@ -2,6 +2,8 @@
 ends after an error.
 """
 
+import contextlib
+import errno
 import functools
 import inspect
 import io
@@ -26,6 +28,9 @@ PREEMPTED = 75
 #: Exit status after stdout was closed, as by `| head`: that of a program that SIGPIPE ended.
 PIPED = 141
 
+#: Numbers of errors of a full disk, which do not name a file. It may be that of stdout.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 T = TypeVar("T")
 
 
@@ -33,11 +38,11 @@ def main(name: str, function: Callable, argv: Sequence[str]) -> None:
     """Call `function` with its parameters taken from the arguments of the command
     `name`. A parameter `verbose` of the function is true with --verbose.
 
-    A `UserError`, and a file or folder that this user may not use, end the program with
-    status 2 and one line on stderr; --verbose also prints the traceback. Any other error is
-    a fault of the program or of the machine: it shows its traceback and ends with status 1,
-    which launchers start again. Ctrl-C ends it with status 130, and a closed stdout with
-    status 141.
+    A `UserError`, a file or folder that this user may not use, and a full disk end the
+    program with status 2 and one line on stderr; --verbose also prints the traceback. Any
+    other error is a fault of the program or of the machine: it shows its traceback and ends
+    with status 1, which launchers start again. Ctrl-C ends it with status 130, and a closed
+    stdout with status 141.
     """
     words, verbose = split_verbose(argv)
     if verbose and "verbose" in inspect.signature(function).parameters:
@@ -169,15 +174,24 @@ def guard(action: Callable[[], object], verbose: bool = False) -> None:
         sys.exit(130)
     except UserError as error:
         fail(error, verbose)
-    except PermissionError as error:  # also of a look whether a file exists
-        if error.filename is None:  # not of a file
-            raise
-        fail(error, verbose)
     except BrokenPipeError:
         if not _stdout_is_closed():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         sys.exit(PIPED)
+    except OSError as error:
+        if error.errno in _FULL:
+            _discard_stdout()
+        # looking whether a file exists may be forbidden, too
+        elif not isinstance(error, PermissionError) or error.filename is None:
+            raise
+        fail(error, verbose)
+
+
+def _discard_stdout() -> None:
+    """Keep Python from writing the rest to stdout at exit, which would fail again."""
+    with contextlib.suppress(io.UnsupportedOperation, AttributeError):  # it is no file, or None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stdout_is_closed() -> bool:

@@ -79,6 +79,23 @@ def load(path: Path) -> keras.Model:
         return keras.saving.load_model(path, compile=False)
 
 
+def load_classifier(path: Path) -> keras.Model:
+    """Return the model in a .keras file, as `load` does. It has one input and one output.
+
+    Raises:
+        UserError: for a file that Keras cannot load, or with another model.
+    """
+    model = load(path)
+    # a model that has not been called on an input yet has none
+    inputs, outputs = (len(getattr(model, name, ())) for name in ("inputs", "outputs"))
+    if (inputs, outputs) != (1, 1):
+        raise UserError(
+            f"{path} must have one input and one output, each of a known shape. Received: "
+            f"{inputs} and {outputs}"
+        )
+    return model
+
+
 def shipped(name: str) -> keras.Model:
     """Return a network with trained weights by MODEL:WEIGHTS: one that the package has, or
     one of `kp.applications`, which returns logits here.

@@ -23,6 +23,7 @@ from keras_preact.layers import chains
 from tests.training import images as pictures
 from tests.training.calls import ROOT, TINY, error_of, files, finish, run_evaluate, start, words
 from training import cli, disk
+from training.cli import console
 from training.commands import train
 from training.config import Config, Model, Schedule
 from training.errors import UserError, checking, command, reading, writing
@@ -175,6 +176,16 @@ def test_the_first_line_of_a_help(arguments, tmp_path):
     assert (status in (0, 141), err) == (True, "")
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", ["--help", "train digits --help", "--version"])
+def test_a_full_disk(arguments, tmp_path):
+    """That of stdout, of which the error does not name a file."""
+    line = f'exec "{sys.executable}" -m training {arguments} > /dev/full'
+    starter = f"import os; os.execvp('sh', ['sh', '-c', {line!r}])"
+    status, _, err = finish(start("-c", starter, cwd=tmp_path))
+    assert (status, err) == (2, "error: [Errno 28] No space left on device\n")
+
+
 #: Options after `digits`, and words that the message must contain.
 WRONG = {
     "--model.gate-bias -6": ["exclusive_gating", "shortcut='identity'"],
@@ -246,6 +257,12 @@ def models(tmp_path_factory):
         ("flat", "digits_resnet8_preact", {"width_factor": 0.25, "input_shape": (8, 16, 1)}),
     ):
         kp.create_model(name, **options).save(folder / f"{file}.keras")
+    pair = [keras.Input((8, 8, 1)), keras.Input((8, 8, 1))]
+    features = keras.layers.Flatten()(keras.layers.Concatenate()(pair))
+    classifiers = {name: keras.layers.Dense(10)(features) for name in "ab"}
+    keras.Model(pair, classifiers).save(folder / "several.keras")
+    with pytest.warns(match="not yet been built"):
+        keras.Sequential([keras.layers.Dense(10)]).save(folder / "unbuilt.keras")
     whole = (folder / "m.keras").read_bytes()
     middle = len(whole) // 2
     (folder / "short.keras").write_bytes(whole[:-10])
@@ -279,3 +296,14 @@ def test_wrong_arguments_of_evaluate(arguments, part, capsys, models, monkeypatc
     before = files(models)
     assert part in error_of(capsys, run_evaluate, *words(arguments))
     assert files(models) == before
+
+
+@pytest.mark.parametrize("line", ["evaluate {} --data digits", "audit {}", "analyze {}"])
+@pytest.mark.parametrize(("name", "counts"), [("several", "2 and 2"), ("unbuilt", "0 and 0")])
+def test_networks_of_another_kind(line, name, counts, capsys, models, monkeypatch):
+    monkeypatch.chdir(models)
+    message = error_of(capsys, console.main, words(line.format(f"{name}.keras")))
+    assert message == (
+        f"error: {name}.keras must have one input and one output, each of a known shape. Received: "
+        f"{counts}\n"
+    )

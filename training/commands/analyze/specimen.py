@@ -107,7 +107,7 @@ def open_specimen(
     if (path / "config.json").is_file():
         return _open_run(path, checkpoint, data, images, again)
     if path.suffix == ".keras" and path.is_file():
-        model = models.load(path)
+        model = models.load_classifier(path)
         pixels = any(layer.name == "preprocessing" for layer in model.layers)
         batch = _batch(model, data, images, seed, pixels)
         trained = not _is_untrained(model)
@@ -175,10 +175,10 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
     """
     if data is not None:
         return _from_data(model, data, images, pixels)
-    shape = model.input_shape[1:] if isinstance(model.input_shape, tuple) else None
+    shape = model.input_shape[1:]
     if shape in ((8, 8, 1), (64,)) and model.output_shape[-1] == 10:
         return _from_data(model, Data("digits"), images, pixels)
-    if shape is None or None in shape:
+    if None in shape:
         raise UserError(
             f"The input of {model.name} has no fixed shape; name a data set with --data. "
             f"Received: {model.input_shape}"

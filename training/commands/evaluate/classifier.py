@@ -68,7 +68,7 @@ def open_classifier(path: Path, checkpoint: str, again: str = "") -> Classifier:
         opened = _of_keras(*models.open_run(path, checkpoint, again), path, data)
         return dataclasses.replace(opened, classes=described.get("classes"), described=described)
     if path.suffix == ".keras" and path.is_file():
-        return _of_keras(models.load(path), path, Path(f"evaluation-{path.stem}"), None)
+        return _of_keras(models.load_classifier(path), path, Path(f"evaluation-{path.stem}"), None)
     if path.is_dir():
         return _open_saved_model(path)
     name, _, weights = str(path).partition(":")
