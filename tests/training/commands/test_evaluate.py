@@ -128,14 +128,22 @@ def copied(run, tmp_path, monkeypatch):
         ({"labels": np.zeros(10, int)}, "must be a folder with labels.npy"),
         ({"labels": np.zeros(9, int), "fog": np.zeros((9, 8, 8, 1))}, r"shape (9,)"),
         ({"labels": np.full(10, 3), "fog": np.zeros((10, 8, 8, 1))}, "numbers up to 3"),
+        ({"labels": np.zeros(0, int), "fog": np.zeros((0, 8, 8, 1))}, "shape (0,), int64"),
+        ({"labels": np.full(10, 1.5), "fog": np.zeros((10, 8, 8, 1))}, "shape (10,), float64"),
         ({"labels": np.zeros(10, int), "fog": np.zeros((5, 8, 8, 1))}, "each of the 10 labels"),
+        (
+            {"labels": np.zeros(10, int), "fog": np.zeros((10, 8, 9, 3))},
+            "shape (8, None, 1), height, width, channels, for each of the 10 labels. Received: "
+            "float64 (10, 8, 9, 3)",
+        ),
+        ({"labels": np.zeros(10, int), "fog": np.full((10, 8, 8, 1), "a")}, "<U1 (10, 8, 8, 1)"),
     ],
 )
 def test_other_folders_of_corruptions(tmp_path, arrays, words):
     for name, array in arrays.items():
         np.save(tmp_path / f"{name}.npy", array)
     with pytest.raises(UserError, match=re.escape(words)):
-        corruptions.measure(tmp_path, lambda pixels: np.zeros((len(pixels), 3)), 3, 4)
+        corruptions.measure(tmp_path, lambda _: pytest.fail("measured"), (8, None, 1), 3, 4)
 
 
 @pytest.fixture(scope="module")

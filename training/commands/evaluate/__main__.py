@@ -105,6 +105,7 @@ def evaluate(
             metrics["corruptions"] = corrupted.measure(
                 corruptions,
                 lambda pixels: average_logits(opened.logits, pixels, views),
+                opened.shape,
                 opened.outputs,
                 batch_size,
             )

@@ -13,7 +13,11 @@ SEVERITIES = 5
 
 
 def measure(
-    folder: Path, classify: Callable[[np.ndarray], np.ndarray], outputs: int, batch_size: int
+    folder: Path,
+    classify: Callable[[np.ndarray], np.ndarray],
+    shape: Sequence[int | None],
+    outputs: int,
+    batch_size: int,
 ) -> dict[str, list[float]]:
     """Return the share of wrong images for each corruption, at each severity.
 
@@ -22,6 +26,7 @@ def measure(
             `NAME.npy` with the images of the first severity, then of the second, and so
             on, `(5 n, height, width, channels)`, pixels from 0 to 255.
         classify: Function from float32 pixels to logits.
+        shape: Height, width and channels of its images, None for any.
         outputs: Number of classes.
         batch_size: Images per call.
 
@@ -36,34 +41,49 @@ def measure(
             "--corruptions must be a folder with labels.npy and a NAME.npy for each corruption, as "
             f"for CIFAR-10-C (zenodo.org/records/2535967). Received: {folder}"
         )
-    with reading(f"{folder / 'labels.npy'} is damaged"):
-        labels = np.load(folder / "labels.npy")
+    labels = _open(folder / "labels.npy")
+    are_numbers = labels.dtype.kind in "iu" and labels.size > 0
     if (
-        labels.ndim != 1
+        not are_numbers
+        or labels.ndim != 1
         or len(labels) % SEVERITIES
         or not 0 <= labels.min() <= labels.max() < outputs
     ):
+        received = f"numbers up to {labels.max()}" if are_numbers else labels.dtype
         raise UserError(
             f"labels.npy must hold class numbers below {outputs}, equally many for each of "
-            f"{SEVERITIES} severities. Received: shape {labels.shape}, numbers up to {labels.max()}"
+            f"{SEVERITIES} severities. Received: shape {labels.shape}, {received}"
         )
+    every = {path.stem: _images(path, shape, len(labels)) for path in files}
     errors = {}
-    for path in files:
-        with reading(f"{path} is damaged"):
-            images = np.load(path, mmap_mode="r")
-        if images.ndim != 4 or len(images) != len(labels):
-            raise UserError(
-                f"{path} must hold an image of 3 axes for each of the {len(labels)} labels. "
-                f"Received: shape {images.shape}"
-            )
+    for name, images in every.items():
         wrong = [
             classify(images[start : start + batch_size].astype("float32")).argmax(axis=1)
             != labels[start : start + batch_size]
             for start in range(0, len(labels), batch_size)
         ]
         shares = np.concatenate(wrong).reshape(SEVERITIES, -1).mean(axis=1)
-        errors[path.stem] = shares.tolist()
+        errors[name] = shares.tolist()
     return errors
+
+
+def _images(path: Path, shape: Sequence[int | None], count: int) -> np.ndarray:
+    """Open a file that must hold so many images of this shape."""
+    images = _open(path)
+    fits = images.ndim == 4 and all(
+        own in (None, one) for own, one in zip(shape, images.shape[1:], strict=True)
+    )
+    if not fits or len(images) != count or images.dtype.kind not in "iuf":
+        raise UserError(
+            f"{path} must hold an image of shape {tuple(shape)}, height, width, channels, for each "
+            f"of the {count} labels. Received: {images.dtype} {images.shape}"
+        )
+    return images
+
+
+def _open(path: Path) -> np.ndarray:
+    with reading(f"{path} is damaged"):
+        return np.load(path, mmap_mode="r")
 
 
 def report(errors: Mapping[str, Sequence[float]]) -> str:
