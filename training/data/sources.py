@@ -74,6 +74,11 @@ def _digits(data: Data) -> ImageData:
     )
     holdout = None
     if held := held_out(data.holdout, len(train_x)):
+        if not len(digits.target_names) <= held <= len(train_x) - len(digits.target_names):
+            raise UserError(
+                f"--data.holdout must hold out 10 of the {len(train_x)} digits or more, one of "
+                f"each class, and leave as many. Received: {data.holdout:g}"
+            )
         train_x, holdout_x, train_y, holdout_y = train_test_split(
             train_x, train_y, test_size=held, stratify=train_y, random_state=0
         )

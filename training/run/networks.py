@@ -8,6 +8,7 @@ import keras
 
 import keras_preact as kp
 
+from ..cli.terminal import some
 from ..config import Config, Optimizer
 from ..data import ImageData
 from ..errors import UserError
@@ -75,6 +76,23 @@ def rate_factors(options: Optimizer, model: Any) -> dict[str, float]:
     }
 
 
+def _not_decayed(options: Optimizer, model: Any) -> list[str]:
+    """Return the words of `exclude_from_decay` that fit weights of the network; all without
+    one.
+    """
+    words = list(options.exclude_from_decay)
+    if model is None:
+        return words
+    paths = [weight.path for weight in model.trainable_weights]
+    found = [word for word in words if any(word in path for path in paths)]
+    if missing := [word for word in words if word not in (*found, *OFTEN_MISSING)]:
+        raise UserError(
+            f"--optimizer.exclude-from-decay: no trained weight has {missing[0]} in its path. The "
+            f"paths: {some(paths)}."
+        )
+    return found
+
+
 def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.Optimizer:
     """Make the configured optimizer.
 
@@ -86,13 +104,8 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             network's shortcut sets the rate of its branches.
     """
     options = config.optimizer
-    trained = [] if model is None else [weight.path for weight in model.trainable_weights]
     arguments: dict[str, Any] = {
-        "exclude_from_decay": [
-            word
-            for word in options.exclude_from_decay
-            if word not in OFTEN_MISSING or model is None or any(word in path for path in trained)
-        ],
+        "exclude_from_decay": _not_decayed(options, model),
         "rate_factors": {} if model is None else rate_factors(options, model),
         "global_clipnorm": options.clip_norm,
         "gradient_accumulation_steps": config.accumulate if config.accumulate > 1 else None,

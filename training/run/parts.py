@@ -28,6 +28,10 @@ PARTS: Mapping[str, tuple[type, Any]] = {
     "shortcut": (Shortcut, options.Shortcut),
     "block": (Block, options.Block),
 }
+#: Arguments of every builder that a run sets, and those with which a registered network would have
+#: other outputs than logits of the classes, or another name.
+OF_THE_IMAGES = ("classes", "input_shape", "data_format", "mean", "std")
+FIXED = (*OF_THE_IMAGES, "include_preprocessing", "include_top", "classifier_activation", "name")
 
 
 def arguments(model: Model) -> dict[str, Any]:
@@ -35,8 +39,17 @@ def arguments(model: Model) -> dict[str, Any]:
     a person in place of their names.
 
     Raises:
-        UserError: for a part that does not exist or is of another kind.
+        UserError: for a part that does not exist or is of another kind, and for an argument
+            that a run sets itself.
     """
+    fixed = OF_THE_IMAGES if functions.is_own(model.name) else FIXED
+    for text in model.options:
+        name, _ = options.read_option(text)
+        if name in fixed:
+            raise UserError(
+                f"--model.options cannot set {name}: a run sets it itself, for its images and "
+                f"classes. Received: {text}"
+            )
     given = model.overrides()
     for option, (kind, names) in PARTS.items():
         value = getattr(model, option)

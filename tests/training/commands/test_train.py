@@ -426,6 +426,10 @@ class TestEndings:
         ("digits --resume", "--resume needs --output"),
         ("digits --distribution multi_worker", "multi_worker needs --output"),
         ("digits --data.class-weights balanced --data.mixup 1", "remove --data.mixup"),
+        (
+            "digits --model.name digits_resnet8_preact --optimizer.exclude-from-decay norm gama",
+            "no trained weight has gama in its path. The paths: stem_conv/kernel, ",
+        ),
         ("digits --accumulate 7 --batch 9", "--accumulate 7 --batch 9"),
         ("digits --lr=0", "--lr must be positive"),
         ("digits --optimizer.learning-rate 0 --batch 9", "--optimizer.learning-rate must be"),

@@ -309,6 +309,8 @@ class TestHuggingFace:
     [
         ({"name": "cifar1000"}, "Did you mean 'cifar100' or 'cifar10'"),
         ({"name": "digits", "holdout": 1437}, "leaves some of the 1437 for training"),
+        ({"name": "digits", "holdout": 9}, "must hold out 10 of the 1437 digits or more"),
+        ({"name": "digits", "holdout": 1428}, "and leave as many. Received: 1428"),
     ],
 )
 def test_data_that_cannot_be_learned(options, message):

@@ -71,6 +71,15 @@ COMBINATIONS = {
     "--model.name digits_resnet9_preact": "Did you mean 'digits_resnet8_preact'",
     "--model.scales 1 1": "--model.scales needs --model.shortcut constant_scaling",
     "--model.options sums": "Options are written NAME=VALUE. Received: sums",
+    **{
+        f"--model.options {text}": f"--model.options cannot set {text.partition('=')[0]}: a run"
+        for text in (
+            *("classes=3", "input_shape=3", "data_format=channels_first", "mean=3", "std=3"),
+            *("include_preprocessing=true", "include_top=false", "name=mine"),
+            "classifier_activation=softmax",
+        )
+    },
+    "--model.name training.recipes:digits --model.options mean=3": "cannot set mean: a run sets",
     "--model.shortcut-options rate=0": "--model.shortcut-options needs --model.shortcut",
     "--model.shortcut dropout --model.shortcut-options rat=0": "has the options rate, seed",
     "--model.shortcut dropout --model.shortcut-options rate=1": "`rate` must be a number in [0, 1)",
