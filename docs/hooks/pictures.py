@@ -44,18 +44,14 @@ FIGURES = ROOT / "docs/figures"
 RESULTS = ROOT / "results"
 
 
-def front(folder: Path = RESULTS):
+def front():
     """Draw the front picture: the units of `kp.ARRANGEMENTS`, and the test errors of
-    two of them in training.
-
-    Args:
-        folder: Folder of results of `keras-preact reproduce`, with the runs of
-            ResNet-110 on the digits.
+    ResNet-110 with two of them in training, on the digits.
 
     Returns:
         A `matplotlib.figure.Figure`, 8 x 5.2 inches.
     """
-    trials = results.groups(results.read(folder))
+    trials = results.groups(results.read(RESULTS))
     figure = style.new_figure(8.0, 5.2)
     left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])
     titles = (

@@ -10,6 +10,8 @@ from .readers import Arrays, Reader
 
 #: Number of images that are measured if a split is not in memory.
 SAMPLE = 2_000
+#: Number of images in memory whose pixels are counted at a time.
+CHUNK = 4096
 #: Decimal places of the results.
 DIGITS = 4
 
@@ -38,9 +40,9 @@ def mean_and_std(reader: Reader) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(map(float, mean.round(DIGITS))), tuple(map(float, std.round(DIGITS)))
 
 
-def _chunks(images: np.ndarray, size: int = 4096):
-    for start in range(0, len(images), size):
-        chunk = images[start : start + size]
+def _chunks(images: np.ndarray):
+    for start in range(0, len(images), CHUNK):
+        chunk = images[start : start + CHUNK]
         yield chunk, len(chunk)
 
 

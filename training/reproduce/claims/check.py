@@ -153,14 +153,6 @@ def _verdict(finding: Mapping[str, Any]) -> str:
     return f"true if {condition}" if finding["verdict"] == "true if" else finding["verdict"]
 
 
-def topics() -> dict[str, list[Claim]]:
-    """Return the claims by topic."""
-    found: dict[str, list[Claim]] = {}
-    for claim in all_claims().values():
-        found.setdefault(claim.topic, []).append(claim)
-    return found
-
-
 def table(claims: Sequence[Claim], findings: Mapping[str, Mapping[str, Any]]) -> str:
     """Return claims and their findings as a Markdown table."""
     rows = [["claim", "where", "verdict", "measured", "by"]]
