@@ -95,7 +95,7 @@ def save(
         precision: `"float32"` converts a network of this package that computes in mixed
             precision; a model of another library keeps its dtypes. `"bfloat16"`:
             convolutions in 16 bits, several times faster on CPUs with AMX; needs
-            `validation_data`. `"int8"`: a SavedModel in float32, and beside it the
+            `validation_data`, and a model of another library that computes in it. `"int8"`: a SavedModel in float32, and beside it the
             network in 8 bits, which the server's engine `openvino` runs; needs
             `validation_data`, `calibration_images` and
             `pip install 'keras-preact[int8]'`.
@@ -149,9 +149,13 @@ def save(
     labelled = None
     if precision != "float32":
         labelled = _check.labelled(validation_data, precision, scores)
-    # NNCF quantises networks in float32. precision="float32" keeps the dtypes of other libraries.
-    can_change = precision == "int8" or isinstance(model, UnitNetwork)
-    if precision == "bfloat16" or (scores.dtypes != {"float32"} and can_change):
+    is_own, is_mixed = isinstance(model, UnitNetwork), scores.dtypes != {"float32"}
+    must_change = {
+        "float32": is_own and is_mixed,  # a network of another library keeps its dtypes
+        "bfloat16": is_own or "bfloat16" not in scores.dtypes,
+        "int8": is_mixed,  # NNCF quantises networks in float32
+    }
+    if must_change[precision]:
         dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
         model = _scores.in_dtype(
             model,

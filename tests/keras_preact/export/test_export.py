@@ -437,6 +437,25 @@ def test_mixed_precision_is_exported_in_float32(labelled, tmp_path, monkeypatch)
     harness.close(logits, model.predict(images, verbose=0))
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_network_in_16_bits_inside_a_model_keeps_them(precision, labelled, tmp_path, monkeypatch):
+    monkeypatch.setattr(_check, "replay", in_this_process)
+    model, images, labels = labelled
+    inputs = keras.Input(model.input_shape[1:])
+    mixed = kp.transfer.changed_copy(model, dtype="mixed_bfloat16")
+    outer = keras.Model(inputs, mixed(inputs))
+    loaded, card = save_labelled(outer, images, labels, tmp_path / "m", precision)
+    logits = loaded.core(tf.constant(images))["logits"].numpy()
+    harness.close(logits, harness.numpy(outer(images)), 0.05 * np.abs(logits).max())
+    assert np.abs(logits - model.predict(images, verbose=0)).max() > 1e-4
+    if precision == "bfloat16":
+        assert card["check"]["accuracy"]["images"] == len(images)
+        message = "for the networks of this package"
+        plain = keras.Model(inputs, model(inputs))
+        with pytest.raises(ValueError, match=message):
+            save_labelled(plain, images, labels, tmp_path / "p", precision)
+
+
 @pytest.mark.process
 def test_int8(labelled, tmp_path, monkeypatch):
     """The convolutions are in 8 bits for OpenVINO; TensorFlow's answers are those of
