@@ -153,7 +153,7 @@ class InputRange:
         """
         mean, std = float(np.mean(self.mean)), float(np.mean(self.std))
         if mean >= 0 and not self.is_plain:
-            if 32 < mean + std <= 255:
+            if mean + std > 32 and max(mean, std) <= 255:  # also x / 255 - 0.5
                 return 0.0, 255.0
             if 0.2 < mean + std <= 1:
                 return 0.0, 1.0

@@ -95,10 +95,10 @@ def save(
         precision: `"float32"` converts a network of this package that computes in mixed
             precision; a model of another library keeps its dtypes. `"bfloat16"`:
             convolutions in 16 bits, several times faster on CPUs with AMX; needs
-            `validation_data`, and a model of another library that computes in it. `"int8"`: a SavedModel in float32, and beside it the
-            network in 8 bits, which the server's engine `openvino` runs; needs
-            `validation_data`, `calibration_images` and
-            `pip install 'keras-preact[int8]'`.
+            `validation_data`, and a model of another library that computes in it.
+            `"int8"`: a SavedModel in float32, and beside it the network in 8 bits, which
+            the server's engine `openvino` runs; needs `validation_data`,
+            `calibration_images` and `pip install 'keras-preact[int8]'`.
         validation_data: Images, as `model` takes them, and labels: classes `(n,)`, or for
             several classes at once 0 or 1 for each output, `(n, classes)`. On these the
             accuracy in bfloat16 or int8 is compared with the model's. The card keeps

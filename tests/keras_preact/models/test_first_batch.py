@@ -129,6 +129,7 @@ def test_bounds():
         (CIFAR.mean, CIFAR.std, (0, 255)),
         (0.5, 0.5, (0, 1)),
         (5.0, 6.0, (-7, 17)),
+        (127.5, 255.0, (0, 255)),  # x / 255 - 0.5
     ):
         assert kp.preprocessing.InputRange(mean, std).bounds == bounds
 
