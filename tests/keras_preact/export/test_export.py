@@ -4,8 +4,6 @@ import hashlib
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from keras_preact.classifiers import PROBABILITIES, Outputs
 from keras_preact.export import (
     _check,
     _children,
+    _directory,
     _flat,
     _scores,
     saved_model,
@@ -572,53 +571,28 @@ def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeyp
     assert not list((tmp_path / "m" / "1").iterdir())
 
 
-#: For each line of stdin, "VERSION HOW FOLDER", publishes a version and answers "done". If it
-#: "waits", it answers that before it writes the card, and goes on after another line.
-PUBLISH = """
-import sys
-from pathlib import Path
-from keras_preact.export import _directory
-replace = Path.replace
-def late(path, target):
-    print("waits", flush=True), sys.stdin.readline()
-    return replace(path, target)
-while line := sys.stdin.readline():
-    version, how, folder = line.split()
-    Path.replace = late if how == "waits" else replace
-    with _directory.workshop(Path(folder)) as temporary:
-        (temporary / "version").mkdir()
-        _directory.publish(temporary, Path(folder), int(version), {})
-    print("done", flush=True)
-"""
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_the_card_is_that_of_the_highest_version(tmp_path, monkeypatch, first, second):
+    """Also if a process has chosen the card and not yet written it while another one publishes
+    its version.
+    """
+    replace = Path.replace
 
+    def publish(version):
+        with _directory.workshop(tmp_path / "m") as temporary:
+            (temporary / "version").mkdir()
+            _directory.publish(temporary, tmp_path / "m", version, {})
 
-@pytest.mark.process
-def test_two_processes_that_publish_leave_the_card_of_the_highest(tmp_path):
-    """One has chosen the card and not written it while the other does all."""
-    command = [sys.executable, "-c", PUBLISH]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    def late(path, target):
+        monkeypatch.setattr(Path, "replace", replace)
+        publish(second)
+        return replace(path, target)
 
-    def say(process, line):
-        print(line, file=process.stdin, flush=True)
-
-    with (
-        subprocess.Popen(command, text=True, **pipes) as waiting,
-        subprocess.Popen(command, text=True, **pipes) as other,
-    ):
-        for slow, quick in ((1, 2), (2, 1)):
-            folder = tmp_path / f"slow{slow}"
-            say(waiting, f"{slow} waits {folder}")
-            assert waiting.stdout.readline() == "waits\n"
-            say(other, f"{quick} at_once {folder}")
-            assert other.stdout.readline() == "done\n"
-            say(waiting, "go on")
-            while (answer := waiting.stdout.readline()) == "waits\n":  # it writes the card again
-                say(waiting, "go on")
-            assert answer == "done\n"
-            card = json.loads((folder / "model_card.json").read_text())
-            assert card["version"] == 2
-            names = sorted(path.name for path in folder.iterdir())
-            assert names == ["1", "2", "model_card.json"]
+    monkeypatch.setattr(Path, "replace", late)
+    publish(first)
+    assert json.loads((tmp_path / "m" / "model_card.json").read_text())["version"] == 2
+    names = sorted(path.name for path in (tmp_path / "m").iterdir())
+    assert names == ["1", "2", "model_card.json"]
 
 
 @pytest.mark.usefixtures("quick")
