@@ -405,8 +405,7 @@ def _largest(servable: Servable, name: str, array: np.ndarray, most: int) -> np.
 
 
 def _described(spec: TensorSpec) -> dict[str, Any]:
-    shape = [-1 if length is None else length for length in spec.shape]
-    return {"name": spec.name, "datatype": _datatype(spec.dtype), "shape": shape}
+    return {"name": spec.name, "datatype": _datatype(spec.dtype), "shape": spec.lengths}
 
 
 def _dtype(datatype: str) -> str:

@@ -54,6 +54,11 @@ class TensorSpec:
     smallest: tuple[int, ...] = ()
     vocabulary: int | None = None
 
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of its axes, with -1 for any."""
+        return [-1 if length is None else length for length in self.shape]
+
     def check(self, array: np.ndarray) -> np.ndarray:
         """Return `array` as an input: numbers of its own dtype, or texts, which are arrays of
         objects.

@@ -198,7 +198,7 @@ def parse_classify(request: Request, body: bytes, servable: Servable) -> Call:
         )
     spec = ways[name].input
     array = _from_json([one[name] for one in merged], spec, servable)
-    lengths = [-1 if length is None else length for length in spec.shape[1:]]
+    lengths = spec.lengths[1:]
     if array.ndim == 2 and math.prod(lengths) == array.shape[1]:
         array = array.reshape(-1, *lengths)  # flat, as in a tf.train.Example
     return Call.of(ways[name], array)
