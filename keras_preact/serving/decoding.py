@@ -57,7 +57,7 @@ class ImageDecoder:
         results = await asyncio.gather(*(one for _, one in entries), return_exceptions=True)
         for number, result in enumerate(results):
             if isinstance(result, BaseException):
-                raise _translated(result, f"image {number}", files[number]) from result
+                raise _translated(result, f"image {number}", files[number])
             images.append(result)
         return images[0] if len(images) == 1 else np.concatenate(images)
 

@@ -411,7 +411,8 @@ def test_scores_of_files_that_are_not_finite(server):
     check_refusal(server.ask("POST", INFER, {"inputs": [file]}), 500, "for example 0")
 
 
-EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the model raises
+EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the network raises
+EVIL_FILE = {"image_bytes": "668"}  # on which the decoder raises
 
 
 @pytest.mark.parametrize(
@@ -420,6 +421,9 @@ EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the model raises
         (PREDICT, {"instances": [EVIL]}),
         (CLASSIFY, {"examples": [{"images": EVIL}]}),
         (INFER, tensor(data=[666, 1, 1, 1])),
+        (PREDICT, files("1", EVIL_FILE)),
+        (CLASSIFY, {"examples": [EVIL_FILE]}),
+        (INFER, {"inputs": [TEXTS | {"shape": [1], "data": ["668"]}]}),
     ],
 )
 def test_only_the_log_tells_of_an_internal_error(server, path, body, caplog):

@@ -96,6 +96,19 @@ def test_the_log_is_for_people_only_on_a_terminal(is_terminal):
     assert line.startswith("{") != is_terminal
 
 
+def test_errors_that_cause_each_other(server, monkeypatch):
+    def fail(rows):
+        one.__cause__, other.__context__ = other, one
+        raise one
+
+    one, other = KeyError("one"), ValueError("other")
+    monkeypatch.setattr(server.servable, "check_rows", fail)
+    assert (
+        server.ask("POST", PREDICT, INSTANCES | {"signature_name": "predict_bytes"}).status == 500
+    )
+    assert server.ask("GET", "/v2/health/live").status == 200
+
+
 LOCAL: dict[str, str] = {}
 NAMED = {"allowed_hosts": "A.example, b.example"}
 
