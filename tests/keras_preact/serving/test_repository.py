@@ -5,6 +5,7 @@ that knows whether it was closed.
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import shutil
@@ -527,6 +528,32 @@ def test_a_look_never_misses_both_the_old_version_and_the_new(tmp_path):
         with contextlib.suppress(OSError):
             assert layout(tmp_path / "model").versions
     thread.join()
+
+
+async def test_the_event_loop_never_waits_for_the_disk(tmp_path, monkeypatch):
+    """Which may hang, as a folder of another machine may."""
+    export(tmp_path / "good", 1)
+    set_policy(tmp_path / "good", {"specific": {"versions": [1, 2]}})
+    export(tmp_path / "broken", 1, BROKEN)
+    layouts.build(tmp_path / "misplaced", {"v1": ""})
+    threads = []
+
+    def noted(function):
+        def call(*arguments, **options):
+            threads.append(threading.current_thread())
+            return function(*arguments, **options)
+
+        return call
+
+    repository = Repository(Settings(tmp_path, drain_seconds=60.0), Loader())
+    with monkeypatch.context() as patch:
+        for name in ("stat", "listdir", "scandir", "open"):
+            patch.setattr(os, name, noted(getattr(os, name)))
+        await repository.start()
+    assert repository.problems() == {"broken": 1, "good": 1, "misplaced": 1}
+    assert threads
+    assert threading.main_thread() not in threads
+    await repository.stop()
 
 
 async def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled, caplog):
