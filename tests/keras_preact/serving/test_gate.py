@@ -77,6 +77,10 @@ def test_a_terminal_shows_lines_for_people(server, caplog):
     [record] = wait_for(lambda: caplog.records)
     line = logs.TextFormatter().format(record)
     assert re.fullmatch(rf"\d\d:\d\d:\d\d POST {PREDICT}: 200, \d+\.\d ms", line)
+    caplog.clear()
+    server.ask("GET", "/%1b%5b2J%0afine%7f%c2%9b")
+    [record] = wait_for(lambda: caplog.records)
+    assert r" GET /\x1b[2J\x0afine\x7f\x9b: 404, " in logs.TextFormatter().format(record)
     warning = logging.LogRecord(LOGGER, logging.WARNING, "", 0, "%s is gone", ("toy",), None)
     assert logs.TextFormatter().format(warning).endswith(" warning: toy is gone")
 
