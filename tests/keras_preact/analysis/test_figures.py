@@ -239,6 +239,25 @@ def test_no_epoch_is_chosen_on_the_test_images():
     assert title(figure.axes[1]) == "Last test error: 25.00 to 37.50 %"
 
 
+@pytest.mark.parametrize("value", [0.0, nan, np.inf])
+def test_networks_that_died_or_diverged(value):
+    """They are drawn, without a warning, which would be an error here."""
+    fields = {
+        name: np.full_like(each, value)
+        for name, each in vars(signals()).items()
+        if isinstance(each, np.ndarray) and "cosine" not in name
+    }
+    nets = {"net": signals(weight_gradients={CONV: np.full(3, value)}, **fields)}
+    draws = [figures.gradient_norms, figures.activation_norms, figures.residual_ratio]
+    draws += [figures.alignment, figures.weight_gradients]
+    for draw in draws:
+        layout.check(draw(nets))
+    layout.check(figures.direct_paths({"net": DirectPath(UNITS, *np.full((2, 4), nan))}))
+    profile = kp.analysis.ChannelProfile(UNITS, np.array([[value] * 3, [1.0, 2.0, 3.0]]))
+    for baseline in (None, profile):
+        layout.check(figures.channel_heat_map(profile, baseline))
+
+
 def test_maps():
     size = np.array([[1.0, 2.0, 0.0], [nan, 4.0, 100.0]])
     figure = figures.channel_heat_map(kp.analysis.ChannelProfile(UNITS, size))
