@@ -15,6 +15,7 @@ from keras_preact import _checks
 from keras_preact.classifiers import Outputs
 from keras_preact.export import _check, _children, _directory, _graph, _int8, _scores, _warmup
 from keras_preact.export._images import MAX_PIXELS
+from keras_preact.export.version import is_name
 from keras_preact.models.base import UnitNetwork
 from keras_preact.preprocessing import Preprocessing
 
@@ -58,8 +59,9 @@ def save(
     - `predict_bytes`: from `image_bytes`, PNG, JPEG or WebP files as strings, to `classes`
       (names), `scores` and `indices` of the most probable classes, `(batch, top_k)`.
       The files are decoded, resized as `preprocessing` says, and normalised. The
-      signature exists only for images of 1 or 3 channels, and only if the size and the
-      normalisation are known (from the model's own layer or from `preprocessing`).
+      signature exists only for images of 1 or 3 channels that are no whole numbers, and
+      only if the size and the normalisation are known (from the model's own layer or from
+      `preprocessing`).
 
     Images of another size, an empty batch, values that are not finite, damaged files
     and files of more than `max_image_pixels` raise an error. Requests in
@@ -226,7 +228,7 @@ def _size_of_files(
     not take image files.
     """
     shape: Any = scores.input_shape
-    if len(shape) != 3 or shape[2] not in (1, 3):
+    if len(shape) != 3 or shape[2] not in (1, 3) or scores.input_dtype != "float32":
         return None
     if preprocessing is None:
         return None if None in shape or not scores.takes_pixels else shape[:2]
@@ -235,7 +237,8 @@ def _size_of_files(
             f"`preprocessing` must hold a mean and a std for each of the model's {shape[2]} "
             f"channels. Received: {preprocessing}"
         )
-    return (preprocessing.size, preprocessing.size) if None in shape else shape[:2]
+    height, width = (length or preprocessing.size for length in shape[:2])
+    return height, width
 
 
 def at_size(preprocessing: Preprocessing | None, scores: _scores.Scores) -> Preprocessing | None:
@@ -272,9 +275,10 @@ def check_classes(classes: Sequence[str], outputs: Outputs) -> list[str]:
             also have two, of the classes 0 and 1.
     """
     names = list(classes)
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
+    if isinstance(classes, str) or not all(map(is_name, names)):
         raise ValueError(
-            f"`classes` must be a list of names, each a string. Received: classes={classes!r}"
+            "`classes` must be a list of names, each a string that UTF-8 can hold. Received: "
+            f"classes={classes!r}"
         )
     if len(names) != outputs.count and not (outputs.is_binary and len(names) == 2):
         binary = ", or both classes of a binary classifier" if outputs.is_binary else ""

@@ -100,7 +100,7 @@ class Version:
         """
         names = card["classes"]
         outputs = card["signatures"]["serving_default"]["outputs"]["probabilities"]["shape"][-1]
-        are_names = isinstance(names, list) and all(map(_is_name, names))
+        are_names = isinstance(names, list) and all(map(is_name, names))
         if are_names and len({*names}) == len(names) == outputs:
             return names
         if are_names and outputs == 1 and len({*names}) == len(names) == 2:
@@ -247,7 +247,7 @@ def freeze(core: Any, int8: Path | None = None) -> Frozen:
     return Frozen(convert_variables_to_constants_v2(concrete), outputs, int8)
 
 
-def _is_name(name: Any) -> bool:
+def is_name(name: Any) -> bool:
     """Whether a value is a text that an answer can hold."""
     try:
         return isinstance(name, str) and name.encode() is not None

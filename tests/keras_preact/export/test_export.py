@@ -180,6 +180,24 @@ def test_image_files(export):
     assert named["classes"].astype(str).tolist() == names
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "preprocessing", "size"),
+    [
+        ((8, 12, 3), "float32", COLOURS, (8, 12)),
+        ((None, None, 3), "float32", COLOURS, (12, 12)),
+        ((None, 8, 3), "float32", COLOURS, (12, 8)),
+        ((8, 8, 3), "float32", None, None),  # whose normalisation is unknown
+        ((8, 8, 2), "float32", GRAYS, None),
+        ((8, 8, 3), "int32", COLOURS, None),
+        ((6,), "float32", GRAYS, None),
+    ],
+    ids=str,
+)
+def test_the_size_of_image_files(shape, dtype, preprocessing, size):
+    scores = types.SimpleNamespace(input_shape=shape, input_dtype=dtype, takes_pixels=False)
+    assert saved_model._size_of_files(scores, preprocessing) == size
+
+
 def test_wrong_images_are_refused(export):
     shape, dtype = export.images.shape, export.images.dtype
     not_finite = np.full(shape, np.nan, "float32")
@@ -603,6 +621,7 @@ def test_the_card_is_that_of_the_highest_version(tmp_path, monkeypatch, first, s
         ({"classes": ["a", "a"]}, "unique"),
         ({"classes": "ab"}, "list of names"),
         ({"classes": [0, 1]}, "list of names"),
+        ({"classes": ["a", "\udcff"]}, "a string that UTF-8 can hold"),
         ({"metrics": {"loss": float("nan")}}, "cannot hold 'metrics'"),
         ({"top_k": 0}, "positive integer"),
         ({"batch_sizes": []}, "at least one"),
