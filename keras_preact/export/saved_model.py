@@ -165,8 +165,6 @@ def save(
         scores = _scores.take_apart(model, original.activation)
     names = check_classes(classes, scores.outputs)
     _directory.check_version(directory, version)
-    if isinstance(preprocessing, Mapping):
-        preprocessing = Preprocessing(**preprocessing)
     preprocessing = at_size(preprocessing, scores)
     plan = _graph.Plan(
         activation=scores.activation,
@@ -241,10 +239,14 @@ def _size_of_files(
     return height, width
 
 
-def at_size(preprocessing: Preprocessing | None, scores: _scores.Scores) -> Preprocessing | None:
-    """Return the preprocessing at the size of the network's square images; unchanged if
-    they have no fixed size, or are no images.
+def at_size(
+    preprocessing: Preprocessing | Mapping[str, Any] | None, scores: _scores.Scores
+) -> Preprocessing | None:
+    """Return a preprocessing, or one of these options, at the size of the network's square
+    images; with its own size if they have no fixed size, or are no images.
     """
+    if isinstance(preprocessing, Mapping):
+        preprocessing = Preprocessing(**preprocessing)
     shape = scores.input_shape
     if preprocessing is None or len(shape) != 3 or shape[0] is None or shape[0] != shape[1]:
         return preprocessing
