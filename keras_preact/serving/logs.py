@@ -96,7 +96,7 @@ class Log(logging.Handler):
             with contextlib.suppress(queue.Empty):
                 while len(lines) < 1000:
                     lines.append(self._lines.get_nowait())
-            data = "".join(lines).encode()
+            data = "".join(lines).encode(errors="backslashreplace")  # names may be no text
             with contextlib.suppress(OSError):  # nobody can read the log any more
                 while data:
                     data = data[os.write(self._descriptor, data) :]

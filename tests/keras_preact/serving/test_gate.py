@@ -85,6 +85,19 @@ def test_a_terminal_shows_lines_for_people(server, caplog):
     assert logs.TextFormatter().format(warning).endswith(" warning: toy is gone")
 
 
+def test_a_name_that_is_no_text_does_not_end_the_log():
+    reading, writing = os.pipe()
+    log = logs.Log(logs.TextFormatter(), writing)
+    for text in ("caf\udce9", "after it"):
+        log.handle(logging.makeLogRecord({"msg": text, "levelno": logging.INFO}))
+        log.finish(60)
+    os.close(writing)
+    with open(reading) as pipe:
+        first, second = pipe.read().splitlines()
+    assert first.endswith(r"caf\udce9")
+    assert second.endswith("after it")
+
+
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_the_log_is_for_people_only_on_a_terminal(is_terminal):
     reading, writing = os.openpty() if is_terminal else os.pipe()

@@ -25,6 +25,7 @@ from tests.keras_preact.export import layouts
 pytestmark = pytest.mark.anyio
 
 BROKEN, GONE = "broken", "gone"
+LATIN = os.fsdecode(b"caf\xe9")  # a name that is not UTF-8
 
 
 def export(model: Path, version: int, content: str = "good") -> Path:
@@ -198,6 +199,9 @@ async def test_a_name_that_no_address_of_v1_can_hold(tmp_path, polled, caplog):
         ({"m/v1": ""}, "m", ""),  # the model v1 is in the wrong place
         ({"m.onnx": "file"}, ".", "It holds no folder of a model"),
         ({}, ".", "It holds no folder of a model"),
+        ({f"{LATIN}/1": ""}, ".", f"that is not UTF-8: {re.escape(ascii(LATIN))}. Give"),
+        ({LATIN: None, f"{LATIN}.txt": "file"}, ".", "UTF-8"),
+        ({f"{LATIN}/1": ""}, LATIN, "UTF-8"),
     ],
 )
 async def test_a_folder_that_holds_no_models(tmp_path, polled, caplog, files, served, words):
