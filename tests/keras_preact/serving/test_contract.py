@@ -14,6 +14,7 @@ import pytest
 
 from keras_preact.serving import logs, tensors
 from keras_preact.serving.errors import RequestError
+from tests.keras_preact.serving import fakes
 
 V1, V2 = "/v1/models/toy", "/v2/models/toy"
 PREDICT, CLASSIFY, INFER = f"{V1}:predict", f"{V1}:classify", f"{V2}/infer"
@@ -468,6 +469,11 @@ def test_tokens_outside_the_vocabulary(token, is_known):
         return
     with pytest.raises(RequestError, match=r"must hold tokens from 0 to 19\. Received: numbers"):
         spec.check(np.array([[3, token]]))
+
+
+def test_no_token_is_to_blame_for_outputs_that_are_not_finite():
+    assert TOKENS.excess(np.array([3, 100_000])) is None
+    assert "from 3 to 1e+05 there" in fakes.IMAGES.excess(np.array([3, 100_000]))
 
 
 def test_tokens_in_json():
