@@ -142,6 +142,11 @@ def save(
     _checks.one_of(precision, PRECISIONS, "precision")
     _checks.positive_int(top_k, "top_k")
     _checks.positive_int(max_image_pixels, "max_image_pixels")
+    if not _checks.is_number(max_accuracy_loss) or not 0 <= max_accuracy_loss <= 1:
+        raise ValueError(
+            "`max_accuracy_loss` must be a share of 1, such as 0.005. Received: "
+            f"max_accuracy_loss={max_accuracy_loss!r}"
+        )
     sizes = _check_batch_sizes(batch_sizes)
     _warmup.message()  # fails before the work if its package is missing
     scores = original = _scores.take_apart(model)

@@ -624,6 +624,10 @@ def test_the_card_is_that_of_the_highest_version(tmp_path, monkeypatch, first, s
         ({"classes": ["a", "\udcff"]}, "a string that UTF-8 can hold"),
         ({"metrics": {"loss": float("nan")}}, "cannot hold 'metrics'"),
         ({"top_k": 0}, "positive integer"),
+        *(
+            ({"max_accuracy_loss": share}, "a share of 1, such as 0.005. Received: max")
+            for share in (5, -0.1, float("nan"), "0.1")
+        ),
         ({"batch_sizes": []}, "at least one"),
         ({"batch_sizes": (4, 2)}, "rising order"),
         ({"batch_sizes": (0, 2)}, "positive integer"),
