@@ -269,6 +269,16 @@ def normalization_config(kind: Normalization) -> Any:
     return kind if isinstance(kind, str) else in_config(kind())
 
 
+def normalization_template(
+    kind: Normalization, axis: int = -1, channels: int = 1
+) -> keras.Layer | None:
+    """Return a layer with the options of a normalisation; None for `"none"`."""
+    if not isinstance(kind, str):
+        return kind()
+    make = NORMALIZATIONS[kind]
+    return None if make is None else make(axis, channels)
+
+
 def normalization(
     kind: Normalization, axis: int, channels: int, *, gamma_initializer=None, **settings
 ) -> list[keras.Layer]:
@@ -283,13 +293,9 @@ def normalization(
             layer's own.
         **settings: `name`, `dtype`.
     """
-    if isinstance(kind, str):
-        make = NORMALIZATIONS[kind]
-        if make is None:
-            return []
-        template = make(axis, channels)
-    else:
-        template = kind()
+    template = normalization_template(kind, axis, channels)
+    if template is None:
+        return []
     replacements = OVER_AXIS_1 if axis == 1 else FASTER
     layer_class = replacements.get(type(template), type(template))
     config = arguments_of(template)

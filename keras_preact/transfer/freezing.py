@@ -100,9 +100,11 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
 
 
 def _normalization(model: UnitNetwork) -> keras.Layer | None:
-    """Return a new normalisation like the network's, or None if it has none."""
-    normalization = chains.get_normalization(model.arguments.get("normalization", "none"))
-    return next(iter(chains.normalization(normalization, -1, 1, name="norm")), None)
+    """Return a layer with the options of the network's normalisation, or None if it has none.
+    The network's own layers are of its class, or of one that is derived from it.
+    """
+    kind = model.arguments.get("normalization", "none")
+    return chains.normalization_template(chains.get_normalization(kind))
 
 
 def _freeze_norms(layer: keras.Layer, norm_class: type[keras.Layer]) -> None:

@@ -104,6 +104,22 @@ def test_batch_norm(stacked, again, tmp_path):
         assert changed_by_fit(model) == set(before)
 
 
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("norm", ["BatchNormalization", "LayerNormalization", "RMSNormalization"])
+def test_normalisations_that_were_frozen_from_the_start(norm, data_format):
+    """Some of these layers have a class of this package, which depends on the data format."""
+    shape = (3, 6, 6) if data_format == "channels_first" else (6, 6, 3)
+    frozen = getattr(keras.layers, norm)(trainable=False)
+    model = kp.models.resnet_cifar(
+        8, width_factor=0.25, input_shape=shape, data_format=data_format, normalization=frozen
+    )
+    trained = [weight.path for weight in model.trainable_weights]
+    assert not any("norm" in path for path in trained)
+    transfer.freeze(model)
+    transfer.unfreeze(model)
+    assert [weight.path for weight in model.trainable_weights] == trained
+
+
 def test_errors():
     model = network(normalization="none")
     assert "with none" in harness.error_of(lambda: transfer.freeze_batch_norm(model))
