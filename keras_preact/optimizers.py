@@ -43,7 +43,8 @@ class _Optimizer(keras.optimizers.Optimizer):
                     f"A factor must be a number, 0 or more. Received: rate_factors[{name!r}]="
                     f"{factor!r}"
                 )
-        super().__init__(*args, **kwargs)
+        # Keras refuses numbers of NumPy
+        super().__init__(*_checks.plain(args), **_checks.plain(kwargs))
         self.exclude_from_decay = list(exclude_from_decay)
         self.rate_factors = _checks.plain(dict(rate_factors or {}))
         self._excluded_names: list[str] = []
@@ -292,7 +293,7 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 f"`gradient_accumulation_steps`. Received: {self.ema_overwrite_frequency} and "
                 f"{self.gradient_accumulation_steps}"
             )
-        self.coupled_weight_decay = coupled_weight_decay
+        self.coupled_weight_decay = _checks.plain(coupled_weight_decay)
 
     def update_step(self, gradient, variable, learning_rate):
         if self.coupled_weight_decay and self._decayed[self._get_variable_index(variable)]:
