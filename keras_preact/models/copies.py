@@ -57,9 +57,9 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
             f"Received: {', '.join(unknown)}"
         )
     if "data_format" in changes:
-        new_format = spatial.data_format_of(changes["data_format"])
-        shape = spatial.reordered(config["input_shape"], config["data_format"], new_format)
-        config["input_shape"] = shape
+        config["input_shape"] = spatial.reordered(
+            config["input_shape"], config["data_format"], changes["data_format"]
+        )
     copy = type(model).from_config(config | changes)
     states = {name: state for layer in model.layers for name, state in _states(layer).items()}
     for layer in copy.layers:
