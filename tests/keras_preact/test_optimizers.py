@@ -1,5 +1,7 @@
 """The optimisers against their equations in NumPy. Muon has its own file."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -194,6 +196,7 @@ def test_bad_arguments():
         ({"use_ema": True, "ema_overwrite_frequency": 5} | accumulated, "Received: 5 and 2"),
         ({"weight_decay": 1e-4}, "coupled_weight_decay"),
         ({"coupled_weight_decay": -1}, "must not be negative"),
+        *(({"rate_factors": {"stem": bad}}, "['stem']") for bad in (-1, math.inf, "1", None)),
     ):
         assert word in harness.error_of(lambda options=options: build(**options))
 

@@ -59,16 +59,6 @@ def test_up_to_a_place(up_to, stacked, frozen):
     assert found == after(model, (*STEM, *frozen))
 
 
-def test_files_copies_and_new_classifiers_keep_it(tmp_path):
-    model = network((1, 4, 1), stacked=True)
-    transfer.freeze(model, "stage2")
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    single = kp.models.unstack(model)
-    for each in (loaded, single, kp.models.stack(single), transfer.reset_classifier(model, 4)):
-        assert changed_by_fit(each) == after(each, (*STEM, "stage1", "stage2"))
-
-
 def test_inside_a_stack():
     model = network((1, 3, 1), stacked=True)
     message = harness.error_of(lambda: transfer.freeze(model, "stage2_unit2"))
