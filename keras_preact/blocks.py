@@ -81,7 +81,7 @@ class Block(Specification):
         """
         return {"kernel_initializer": keras.initializers.Zeros()}
 
-    def projection(self, channels: int, *, strides: int, **settings: Any) -> keras.Layer:
+    def projection(self, channels: int, **settings: Any) -> keras.Layer:
         """Make the weight of a shortcut that changes the shape.
 
         Args:
@@ -295,8 +295,8 @@ class Features(Block):
     inputs = "(batch, ..., features)"
     ranks = range(2, 100)
 
-    def projection(self, channels: int, *, strides=1, data_format=None, **settings: Any):
-        return keras.layers.Dense(channels, **settings)
+    def projection(self, channels: int, **settings: Any) -> keras.Layer:
+        return chains.weight(channels, None, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,11 +327,8 @@ class _TwoDense(Features):
         return inner, filters
 
     def weight(self, index: int, channels: int, **settings: Any) -> keras.Layer:
-        del settings["data_format"]
-        settings["kernel_initializer"] = initializers.of_branch(
-            settings["kernel_initializer"], index, 2
-        )
-        return keras.layers.Dense(channels, **settings)
+        kernel = initializers.of_branch(settings.pop("kernel_initializer"), index, 2)
+        return chains.weight(channels, None, kernel_initializer=kernel, **settings)
 
 
 @keras.saving.register_keras_serializable("keras_preact")

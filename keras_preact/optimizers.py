@@ -16,11 +16,6 @@ from keras_preact.backend import keras_private
 from keras_preact.shortcuts import DepthScaling, Shortcut
 
 
-def _is_in_name(word: str, variable: keras.Variable) -> bool:
-    """Whether Keras' `exclude_from_weight_decay(var_names=[word])` excludes a variable."""
-    return re.search(word, variable.name) is not None
-
-
 class _Optimizer(keras.optimizers.Optimizer):
     """A mixin for Keras' optimisers. Schedules and moving averages count updates, not
     the parts of an accumulated gradient, and there is no average before the first
@@ -57,7 +52,9 @@ class _Optimizer(keras.optimizers.Optimizer):
         self._check_used(
             "exclude_from_decay", self.exclude_from_decay, variables, lambda word, v: word in v.path
         )
-        self._check_used("var_names", self._excluded_names, variables, _is_in_name)
+        self._check_used(
+            "var_names", self._excluded_names, variables, lambda word, v: re.search(word, v.name)
+        )
         self._check_used(
             "rate_factors", self.rate_factors, variables, lambda name, v: _place(name, v.path) > 0
         )

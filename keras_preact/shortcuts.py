@@ -250,7 +250,7 @@ class ShortcutLayers(keras.Layer):
         return apply
 
     def _split(self, x) -> list:
-        return streams.split(x, self.of.streams, self.axis)
+        return ops.split(x, self.of.streams, self.axis)
 
 
 def add(shortcut, residual):

@@ -97,26 +97,13 @@ class StochasticDepth(SameShape):
         return super().get_config() | {"rate": self.rate, "seed": self.seed}
 
 
-def weight(
-    filters: int,
-    kernel_size: int | tuple[int, int] | None,
-    *,
-    strides=1,
-    standardize=False,
-    data_format=None,
-    **kwargs,
-) -> keras.Layer:
+def weight(filters: int, kernel_size: int | tuple[int, int] | None, **settings: Any) -> keras.Layer:
     """Make a weight layer: a convolution, or a dense layer if `kernel_size` is None."""
-    if kernel_size is None:
-        return keras.layers.Dense(filters, **kwargs)
-    return PaddedConv2D(
-        filters,
-        kernel_size,
-        strides=strides,
-        standardize=standardize,
-        data_format=data_format,
-        **kwargs,
-    )
+    if kernel_size is not None:
+        return PaddedConv2D(filters, kernel_size, **settings)
+    for name in ("strides", "standardize", "data_format"):  # a dense layer has none
+        settings.pop(name, None)
+    return keras.layers.Dense(filters, **settings)
 
 
 #: Functions that make a normalisation from the channel axis and the number of channels, by name.

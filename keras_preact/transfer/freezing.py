@@ -61,7 +61,9 @@ def unfreeze(model: UnitNetwork) -> None:
             continue
         layer.trainable = True
         if norm is not None and not norm.trainable:
-            _freeze_norms(layer, type(norm))
+            for inner in keras_private.layers(layer):
+                if isinstance(inner, type(norm)):
+                    inner.trainable = False
 
 
 def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
@@ -105,9 +107,3 @@ def _normalization(model: UnitNetwork) -> keras.Layer | None:
     """
     kind = model.arguments.get("normalization", "none")
     return chains.normalization_template(chains.get_normalization(kind))
-
-
-def _freeze_norms(layer: keras.Layer, norm_class: type[keras.Layer]) -> None:
-    for sublayer in keras_private.layers(layer):
-        if isinstance(sublayer, norm_class):
-            sublayer.trainable = False
