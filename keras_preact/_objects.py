@@ -14,6 +14,13 @@ import keras
 from keras_preact import _checks
 
 
+@dataclasses.dataclass
+class Hidden:
+    """Hides a value from Keras' tracking, which would count its variables as the owner's."""
+
+    value: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Specification:
     """The base class of frozen dataclasses that a configuration can hold. Their fields are

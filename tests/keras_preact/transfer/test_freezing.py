@@ -27,11 +27,10 @@ def changed_by_fit(model, run_eagerly=True) -> set[str]:
     were, moving statistics among them. Tracing takes TensorFlow seconds.
     """
     before = harness.weights(model)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, run_eagerly=run_eagerly, jit_compile=False)
+    options = {"run_eagerly": run_eagerly, "jit_compile": False}
+    harness.compiled(model, keras.optimizers.Adam(0.01), **options)
     model.fit(harness.images(8, 6, 6, 3), np.arange(8) % 4, batch_size=4, verbose=0)
-    after = harness.weights(model)
-    return {path for path, value in after.items() if not np.array_equal(value, before[path])}
+    return harness.changed(model, before)
 
 
 def after(model, frozen: tuple[str, ...]) -> set[str]:

@@ -27,7 +27,7 @@ def test_a_file_holds_the_factors(tmp_path):
     expected = {"stem": 0.0625, "stage1": 0.125, "stage2": 0.25, "stage3": 0.5, "head": 1.0}
     assert factors == expected
     optimizer = kp.optimizers.CoupledSGD(rate_factors=factors)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    harness.compiled(model, optimizer)
     optimizer.build(model.trainable_variables)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer
