@@ -16,7 +16,9 @@ from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.stacks import LayerStack
 
 
-def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) -> UnitNetwork:
+def changed_copy(
+    model: UnitNetwork, new: str | Collection[str] = (), **changes: Any
+) -> UnitNetwork:
     """Return a copy of a network with some options changed and the same weights.
 
     Use it for changes that keep the weights: images of another size, `data_format`,
@@ -38,7 +40,8 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
 
     Raises:
         ValueError: for an option that the configuration does not have, an option that
-            changes the weights of a layer, or a stack with some frozen units.
+            changes the weights of a layer, a layer that the network does not have, or a
+            stack with some frozen units.
 
     Example:
 
@@ -61,9 +64,15 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
             config["input_shape"], config["data_format"], changes["data_format"]
         )
     copy = type(model).from_config(config | changes)
+    redrawn = {new} if isinstance(new, str) else set(new)
+    if others := redrawn - {layer.name for layer in (*model.layers, *copy.layers)}:
+        raise ValueError(
+            f"`new` must hold names of layers of {model.name!r}. Received: "
+            f"{', '.join(map(repr, sorted(others)))}"
+        )
     states = {name: state for layer in model.layers for name, state in _states(layer).items()}
     for layer in copy.layers:
-        if layer.name not in new:
+        if layer.name not in redrawn:
             _assign(layer, states)
     return copy
 
