@@ -9,10 +9,9 @@ from keras import ops
 
 from keras_preact import _checks, _lora
 from keras_preact._frozen import check_frozen_together, freeze_inside, frozen_inside
-from keras_preact._paths import below
-from keras_preact.dropout import is_rate
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork, check_network
+from keras_preact.models.named_weights import variables_of
 from keras_preact.stacks import LayerStack
 
 
@@ -176,7 +175,7 @@ class _State(NamedTuple):
 
 def _states(layer: keras.Layer) -> dict[str, _State]:
     """Return the state of a layer, or of each unit in a stack, by name."""
-    names, owner, weights, seeds = _variables(layer)
+    names, owner, weights, seeds = variables_of(layer)
     stacked = isinstance(layer, LayerStack)
 
     def rows(value) -> np.ndarray:
@@ -204,7 +203,7 @@ def _states(layer: keras.Layer) -> dict[str, _State]:
 
 def _assign(layer: keras.Layer, states: dict[str, _State]) -> None:
     """Assign the states of the same names to a layer, or to the units of a stack."""
-    names, owner, weights, seeds = _variables(layer)
+    names, owner, weights, seeds = variables_of(layer)
     if any(name not in states for name in names):
         return
     unit_states = [states[name] for name in names]
@@ -230,19 +229,3 @@ def _assign(layer: keras.Layer, states: dict[str, _State]) -> None:
     freeze_inside(owner, unit_states[0].frozen_inside)
     if not unit_states[0].trainable:
         layer.trainable = False
-
-
-def _variables(
-    layer: keras.Layer,
-) -> tuple[list[str], keras.Layer, dict[str, keras.Variable], list[keras.Variable]]:
-    """Return the name of a layer, or the names of a stack's units; the layer or the
-    stack's template; the weights by their path below it; and the states of the seeds.
-    """
-    names, owner, pairs = [layer.name], layer, [(weight, weight) for weight in layer.variables]
-    if isinstance(layer, LayerStack):
-        names, owner, pairs = layer.unit_names, layer.template, layer.stacked_variables
-    ids = {id(weight) for weight in owner.weights}
-    weights = {below(owner, weight): variable for weight, variable in pairs if id(weight) in ids}
-    others = [variable for weight, variable in pairs if id(weight) not in ids]
-    # a copy starts with the rates of its configuration, which may be others
-    return names, owner, weights, [variable for variable in others if not is_rate(variable)]
