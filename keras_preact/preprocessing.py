@@ -50,10 +50,10 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        for field in ("mean", "std"):
-            object.__setattr__(
-                self, field, tuple(map(float, getattr(self, field)))
-            )  # lists from JSON
+        for field in ("mean", "std"):  # lists from JSON
+            object.__setattr__(self, field, tuple(map(float, getattr(self, field))))
+        for field in ("size", "resize"):
+            object.__setattr__(self, field, _checks.plain(getattr(self, field)))
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(
                 f"`mean` and `std` must hold one number per channel. Received: mean={self.mean}, "
@@ -326,7 +326,7 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
     """
     import tensorflow as tf
 
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = map(int, (size, size) if isinstance(size, int | np.integer) else size)
     wanted = (height, width)
     method = "bilinear" if preprocessing is None else preprocessing.interpolation
 

@@ -168,7 +168,9 @@ def test_other_interpolations():
 @pytest.mark.parametrize("size", [8, 28, 64, 160, 224])
 @pytest.mark.parametrize("preprocessing", [PREPROCESSING["imagenet"], PREPROCESSING["cifar10"]])
 def test_for_another_size_it_does_what_resizing_to_this_size_does(preprocessing, size):
+    size = np.int64(size)
     other = preprocessing.for_size(size)
+    assert Preprocessing(**json.loads(json.dumps(other.to_dict()))) == other
     assert (other.size, other.mean, other.crop) == (size, preprocessing.mean, preprocessing.crop)
     image = np.random.default_rng(0).integers(0, 256, (90, 70, 3), "uint8")
     want = resize_image(image, preprocessing, size)
