@@ -20,7 +20,8 @@ class Preprocessing:
     An image of the network's size is neither resized nor cropped.
 
     Args:
-        mean, std: One number per channel, in pixel values from 0 to 255.
+        mean, std: One number per channel, in pixel values from 0 to 255; a number if there
+            is one channel.
         size: Height and width of the network's images.
         resize: Length of the shorter side before the crop. None: this step is left out.
         crop: `"center"` cuts `size` x `size` pixels from the middle. None: the whole
@@ -50,8 +51,8 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        for field in ("mean", "std"):  # lists from JSON
-            object.__setattr__(self, field, tuple(map(float, getattr(self, field))))
+        for field in ("mean", "std"):  # lists from JSON; a number is that of the only channel
+            object.__setattr__(self, field, tuple(map(float, np.atleast_1d(getattr(self, field)))))
         for field in ("size", "resize"):
             object.__setattr__(self, field, _checks.plain(getattr(self, field)))
         if not self.mean or len(self.mean) != len(self.std):

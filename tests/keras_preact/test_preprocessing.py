@@ -158,6 +158,10 @@ def test_strips(preprocessing, shape):
     np.testing.assert_allclose(resize_image(image, preprocessing, 28), want, atol=0.1)
 
 
+def test_a_number_is_that_of_the_only_channel():
+    assert Preprocessing(127.5, 64, 8) == Preprocessing((127.5,), (64.0,), 8)
+
+
 def test_other_interpolations():
     nearest = Preprocessing((0,), (1,), 4, interpolation="nearest")
     image = np.arange(4, dtype="uint8").reshape(2, 2, 1)
