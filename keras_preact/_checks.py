@@ -66,6 +66,11 @@ def one_of(value: object, allowed: Iterable[object], argument: str) -> None:
         )
 
 
+def flag(value: object, argument: str) -> None:
+    """Check an option that is on or off: a word such as "no" would count as on."""
+    one_of(value, (True, False), argument)
+
+
 def is_int(value: Any) -> bool:
     """Whether a value is a whole number of Python or NumPy; a bool is none."""
     return isinstance(plain(value), int) and not isinstance(plain(value), bool)

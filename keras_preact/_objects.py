@@ -3,6 +3,7 @@ name, and others that only copies in this process can use.
 """
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping
 from types import FunctionType
@@ -11,6 +12,34 @@ from typing import Any
 import keras
 
 from keras_preact import _checks
+
+
+@dataclasses.dataclass
+class Hidden:
+    """Hides a value from Keras' tracking, which would count its variables as the owner's."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Specification:
+    """The base class of frozen dataclasses that a configuration can hold. Their fields are
+    options: numbers of NumPy become Python's.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _checks.plain(getattr(self, field.name))
+            if isinstance(field.default, bool):
+                _checks.flag(value, field.name)
+            object.__setattr__(self, field.name, value)
+
+    def get_config(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**config)
 
 
 def from_table(value: Any, kind: type, table: Mapping[str, Any], what: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import keras
 
 from keras_preact import _checks
-from keras_preact._objects import from_table, name_or_config
+from keras_preact._objects import Specification, from_table, name_or_config
 
 Component = Literal["norm", "activation", "shift", "scale"]
 Order = tuple[Component, ...]
@@ -27,7 +27,7 @@ NORM_ACTIVATION: Order = ("norm", "activation")
 
 @keras.saving.register_keras_serializable("keras_preact")
 @dataclasses.dataclass(frozen=True)
-class Arrangement:
+class Arrangement(Specification):
     """The order of the components in a residual unit, and of those at the start and the
     end of the network.
 
@@ -83,10 +83,6 @@ class Arrangement:
 
     def get_config(self) -> dict:
         return {field.name: list(getattr(self, field.name)) for field in dataclasses.fields(self)}
-
-    @classmethod
-    def from_config(cls, config: dict) -> "Arrangement":
-        return cls(**config)
 
 
 #: Name to `Arrangement`. The last row is not in the paper: BN moved before the weights, ReLU left

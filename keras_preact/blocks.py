@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import keras
 
 from keras_preact import _checks, initializers
-from keras_preact._objects import from_table, in_config
+from keras_preact._objects import Specification, from_table, in_config
 from keras_preact.dropout import VariableDropout
 from keras_preact.layers import chains
 from keras_preact.layers.attention import SelfAttention
@@ -21,7 +21,7 @@ from keras_preact.squeeze_excitation import SqueezeExcitation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Block:
+class Block(Specification):
     """The weights of a residual branch.
 
     To add a block, write a frozen dataclass with its options as fields and register it
@@ -47,10 +47,6 @@ class Block:
     ranks: ClassVar[range]
     activation: ClassVar[str | None] = None
     gated: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checks.plain(getattr(self, field.name)))
 
     @property
     def strided(self) -> int | None:
@@ -85,7 +81,7 @@ class Block:
         """
         return {"kernel_initializer": keras.initializers.Zeros()}
 
-    def projection(self, channels: int, *, strides: int, **settings: Any) -> keras.Layer:
+    def projection(self, channels: int, **settings: Any) -> keras.Layer:
         """Make the weight of a shortcut that changes the shape.
 
         Args:
@@ -151,13 +147,6 @@ class Block:
         if unit.dropout_at == "before_addition":
             layers += _dropout(unit, last)
         return layers
-
-    def get_config(self) -> dict:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict) -> "Block":
-        return cls(**config)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -306,8 +295,8 @@ class Features(Block):
     inputs = "(batch, ..., features)"
     ranks = range(2, 100)
 
-    def projection(self, channels: int, *, strides=1, data_format=None, **settings: Any):
-        return keras.layers.Dense(channels, **settings)
+    def projection(self, channels: int, **settings: Any) -> keras.Layer:
+        return chains.weight(channels, None, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -338,11 +327,8 @@ class _TwoDense(Features):
         return inner, filters
 
     def weight(self, index: int, channels: int, **settings: Any) -> keras.Layer:
-        del settings["data_format"]
-        settings["kernel_initializer"] = initializers.of_branch(
-            settings["kernel_initializer"], index, 2
-        )
-        return keras.layers.Dense(channels, **settings)
+        kernel = initializers.of_branch(settings.pop("kernel_initializer"), index, 2)
+        return chains.weight(channels, None, kernel_initializer=kernel, **settings)
 
 
 @keras.saving.register_keras_serializable("keras_preact")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import keras
 
 from keras_preact import _checks
-from keras_preact._objects import from_table, name_or_config
+from keras_preact._objects import Specification, from_table, name_or_config
 from keras_preact.layers.spatial import BinomialPooling2D, PaddedMaxPooling2D
 
 #: Name to a function that makes a pooling.
@@ -25,7 +25,7 @@ POOLINGS: Mapping[str, Callable[..., keras.Layer]] = MappingProxyType(
 
 @keras.saving.register_keras_serializable("keras_preact")
 @dataclasses.dataclass(frozen=True)
-class Downsampling:
+class Downsampling(Specification):
     """The poolings that replace the stride of a weight: names from `POOLINGS`, or None.
 
     Args:
@@ -65,13 +65,6 @@ class Downsampling:
         if dilation is not None:
             settings["dilation"] = dilation
         return [POOLINGS[name](strides=strides, name=f"{place}_downsampling", **settings)]
-
-    def get_config(self) -> dict[str, str | None]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict) -> "Downsampling":
-        return cls(**config)
 
 
 #: Name to `Downsampling`. average: ResNet-D, arXiv 1812.01187, Fig. 2c; otherwise a 1x1 convolution

@@ -1,24 +1,17 @@
 """Dropout whose rate changes in training: the layer, and what sets its rate."""
 
-import dataclasses
 from collections.abc import Callable
 
 import keras
 from keras import ops
 
 from keras_preact import _checks
+from keras_preact._objects import Hidden
 from keras_preact.layers.chains import SameShape
 
 
 class DropoutRate(keras.Variable):
     """The rate of a `VariableDropout`."""
-
-
-@dataclasses.dataclass
-class _Hidden:
-    """Hides the rate from Keras' tracking, which would save it as a weight."""
-
-    rate: DropoutRate
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -46,16 +39,16 @@ class VariableDropout(SameShape):
     def build(self, input_shape):
         initializer = keras.initializers.Constant(self.initial)
         settings: dict = {"dtype": "float32", "trainable": False, "autocast": False}
-        self._hidden = _Hidden(DropoutRate(initializer, (), name="rate", **settings))
+        self._rate = Hidden(DropoutRate(initializer, (), name="rate", **settings))
 
     @property
     def variables(self) -> list[keras.Variable]:
-        return [*super().variables, *([self._hidden.rate] if self.built else [])]
+        return [*super().variables, *([self._rate.value] if self.built else [])]
 
     def call(self, x, training=None):
         if not training:
             return x
-        rate = ops.convert_to_tensor(self._hidden.rate)
+        rate = ops.convert_to_tensor(self._rate.value)
         drawn = keras.random.uniform(ops.shape(x), dtype="float32", seed=self.seed_generator)
         # in float32: a rounded 1 / (1 - rate) would change the mean
         scaled = ops.cast(ops.cast(x, "float32") / (1 - rate), x.dtype)

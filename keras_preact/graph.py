@@ -145,10 +145,6 @@ def _variables_take_symbols() -> Iterator[None]:
         yield
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
 class Graph:
     """The operations of a model as a flat list of steps.
 
@@ -252,7 +248,8 @@ class Graph:
             kwargs = {key: value for key, value in kwargs.items() if key != "training"}
         if self._is_composite(operation):
             return self._inline(operation, f"{name}/", args, kwargs)
-        if self.every_kernel and _holds_kernels(operation) and not self._is_opaque(operation):
+        is_opaque = isinstance(operation, self.opaque)
+        if self.every_kernel and _holds_kernels(operation) and not is_opaque:
             steps_before = len(self.steps)
             try:
                 return self._inline(operation, f"{name}/", args, kwargs)
@@ -267,13 +264,9 @@ class Graph:
         self.steps.append(Step(operation, name, args, kwargs, inputs, tuple(numbers)))
         return numbers
 
-    def _is_opaque(self, operation) -> bool:
-        return isinstance(operation, self.opaque)
-
     def _is_composite(self, operation) -> bool:
-        if not isinstance(operation, keras.Layer) or isinstance(operation, _WHOLE):
-            return False
-        if self._is_opaque(operation):
+        is_whole = isinstance(operation, (*_WHOLE, *self.opaque))
+        if is_whole or not isinstance(operation, keras.Layer):
             return False
         if isinstance(operation, keras.Model | LayerStack):
             return True
@@ -290,7 +283,7 @@ class Graph:
         each, its outputs as Keras tensors, and whether the layer was traced for this.
         """
         refs = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)]
-        functional = getattr(layer, "_functional", None) or layer  # a Sequential holds one
+        functional = keras_private.functional(layer)
         if isinstance(functional, keras.Model) and getattr(functional, "inputs", None):
             nodes = _nodes(functional.inputs, functional.outputs)
             return nodes, functional.inputs, refs, functional.outputs, False
@@ -310,10 +303,11 @@ class Graph:
                 outputs = keras.tree.flatten(layer.call(*args, **kwargs, **training))
             nodes = _nodes(symbols, outputs)
         except Exception as error:
+            first_line = str(error).partition("\n")[0]
             raise ValueError(
                 f"The graph of {layer.name!r} ({type(layer).__name__}) cannot be traced: build it "
                 "from Keras layers and keras.ops, without conditions on the values of tensors. "
-                f"Received: {type(error).__name__}: {_first_line(error)}"
+                f"Received: {type(error).__name__}: {first_line}"
             ) from error
         for node in nodes:  # remove the traced calls from the records of the layers
             keras_private.forget_call(node)

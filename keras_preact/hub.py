@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_preact._objects import Hidden
 from keras_preact.models import named_weights
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.models.segments import Stage
@@ -102,7 +103,7 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         super().__init__(
             inputs=network.inputs[0], outputs=network.outputs[0], dtype=dtype, name=name
         )
-        self._held = _Held(network)
+        self._network = Hidden(network)  # the backbone tracks its layers
         self.image_shape = tuple(image_shape)
         self.data_format = network.arguments["data_format"]
         self.pyramid_outputs = _pyramid(network)
@@ -111,7 +112,7 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
 
     @property
     def network(self) -> ResidualNetwork:
-        return self._held.network
+        return self._network.value
 
     @classmethod
     def from_network(cls, network: ResidualNetwork, **changes) -> "PreActResNetBackbone":
@@ -171,13 +172,6 @@ class PreActResNetImageClassifier(keras_hub.models.ImageClassifier):
     """
 
     backbone_cls = PreActResNetBackbone
-
-
-class _Held:
-    """Hides the network from Keras' tracking: the backbone tracks its layers."""
-
-    def __init__(self, network: ResidualNetwork):
-        self.network = network
 
 
 def _arguments(network: ResidualNetwork) -> dict:

@@ -72,7 +72,7 @@ class DeltaOrthogonal(keras.initializers.Initializer):
 
     def __init__(self, gain: float = 1.0, seed: int | None = None):
         self.gain = float(gain)
-        self.seed = seed
+        self.seed = _checks.plain(seed)
 
     def __call__(self, shape, dtype=None):
         *sizes, inputs, outputs = shape
@@ -105,8 +105,7 @@ class _ForDepth(keras.initializers.Initializer):
     def __init__(self, units: int | None = None, seed: int | None = None):
         if units is not None:
             _checks.positive_int(units, "units")
-        self.units = units
-        self.seed = seed
+        self.units, self.seed = _checks.plain((units, seed))
 
     scales_scores = True
 

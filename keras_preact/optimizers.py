@@ -16,9 +16,9 @@ from keras_preact.backend import keras_private
 from keras_preact.shortcuts import DepthScaling, Shortcut
 
 
-def _is_in_name(word: str, variable: keras.Variable) -> bool:
-    """Whether Keras' `exclude_from_weight_decay(var_names=[word])` excludes a variable."""
-    return re.search(word, variable.name) is not None
+def _words(words: str | Iterable[str]) -> list[str]:
+    """Return words as a list. A text is one word; Keras would take its letters for words."""
+    return [words] if isinstance(words, str) else list(words)
 
 
 class _Optimizer(keras.optimizers.Optimizer):
@@ -33,7 +33,7 @@ class _Optimizer(keras.optimizers.Optimizer):
     def __init__(
         self,
         *args,
-        exclude_from_decay: Sequence[str] = (),
+        exclude_from_decay: str | Sequence[str] = (),
         rate_factors: Mapping[str, float] | None = None,
         **kwargs,
     ):
@@ -43,20 +43,23 @@ class _Optimizer(keras.optimizers.Optimizer):
                     f"A factor must be a number, 0 or more. Received: rate_factors[{name!r}]="
                     f"{factor!r}"
                 )
-        super().__init__(*args, **kwargs)
-        self.exclude_from_decay = list(exclude_from_decay)
+        # Keras refuses numbers of NumPy
+        super().__init__(*_checks.plain(args), **_checks.plain(kwargs))
+        self.exclude_from_decay = _words(exclude_from_decay)
         self.rate_factors = _checks.plain(dict(rate_factors or {}))
         self._excluded_names: list[str] = []
 
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
-        super().exclude_from_weight_decay(var_list, var_names)
-        self._excluded_names = list(var_names or ())
+        self._excluded_names = _words(var_names or ())
+        super().exclude_from_weight_decay(var_list, self._excluded_names)
 
     def build(self, variables):
         self._check_used(
             "exclude_from_decay", self.exclude_from_decay, variables, lambda word, v: word in v.path
         )
-        self._check_used("var_names", self._excluded_names, variables, _is_in_name)
+        self._check_used(
+            "var_names", self._excluded_names, variables, lambda word, v: re.search(word, v.name)
+        )
         self._check_used(
             "rate_factors", self.rate_factors, variables, lambda name, v: _place(name, v.path) > 0
         )
@@ -261,7 +264,7 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
         momentum: float = 0.9,
         nesterov: bool = False,
         coupled_weight_decay: float = 1e-4,
-        exclude_from_decay: Sequence[str] = (),
+        exclude_from_decay: str | Sequence[str] = (),
         rate_factors: Mapping[str, float] | None = None,
         name: str = "coupled_sgd",
         **kwargs,
@@ -292,7 +295,7 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 f"`gradient_accumulation_steps`. Received: {self.ema_overwrite_frequency} and "
                 f"{self.gradient_accumulation_steps}"
             )
-        self.coupled_weight_decay = coupled_weight_decay
+        self.coupled_weight_decay = _checks.plain(coupled_weight_decay)
 
     def update_step(self, gradient, variable, learning_rate):
         if self.coupled_weight_decay and self._decayed[self._get_variable_index(variable)]:
@@ -454,11 +457,11 @@ class Muon(_Optimizer, keras.optimizers.Muon):
     def __init__(
         self,
         learning_rate=0.02,
-        exclude_layers: Sequence[str] = FIRST_AND_LAST,
+        exclude_layers: str | Sequence[str] = FIRST_AND_LAST,
         name: str = "muon",
         **kwargs,
     ):
-        super().__init__(learning_rate, exclude_layers=list(exclude_layers), name=name, **kwargs)
+        super().__init__(learning_rate, exclude_layers=_words(exclude_layers), name=name, **kwargs)
 
     def build(self, variables):
         words = [word for word in self.exclude_layers if word not in FIRST_AND_LAST]

@@ -23,7 +23,8 @@ def check(unit: keras.Layer) -> None:
     _checks.one_of(unit.shape_shortcut, ("auto", "projection", "zero_pad"), "shape_shortcut")
     _checks.fraction(unit.dropout, "dropout")
     _checks.one_of(unit.dropout_at, ("between_weights", "before_addition"), "dropout_at")
-    _checks.one_of(unit.dropout_varies, (True, False), "dropout_varies")
+    for name in ("activate_shape_shortcut", "dropout_varies", "zero_init_last"):
+        _checks.flag(getattr(unit, name), name)
     if unit.stochastic_depth is not None:
         _checks.fraction(unit.stochastic_depth, "stochastic_depth")
     _checks.one_of(unit.use_bias, (True, False, UNLESS_NORM), "use_bias")

@@ -20,7 +20,8 @@ class Preprocessing:
     An image of the network's size is neither resized nor cropped.
 
     Args:
-        mean, std: One number per channel, in pixel values from 0 to 255.
+        mean, std: One number per channel, in pixel values from 0 to 255; a number if there
+            is one channel.
         size: Height and width of the network's images.
         resize: Length of the shorter side before the crop. None: this step is left out.
         crop: `"center"` cuts `size` x `size` pixels from the middle. None: the whole
@@ -50,10 +51,10 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        for field in ("mean", "std"):
-            object.__setattr__(
-                self, field, tuple(map(float, getattr(self, field)))
-            )  # lists from JSON
+        for field in ("mean", "std"):  # lists from JSON; a number is that of the only channel
+            object.__setattr__(self, field, tuple(map(float, np.atleast_1d(getattr(self, field)))))
+        for field in ("size", "resize"):
+            object.__setattr__(self, field, _checks.plain(getattr(self, field)))
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(
                 f"`mean` and `std` must hold one number per channel. Received: mean={self.mean}, "
@@ -153,7 +154,7 @@ class InputRange:
         """
         mean, std = float(np.mean(self.mean)), float(np.mean(self.std))
         if mean >= 0 and not self.is_plain:
-            if 32 < mean + std <= 255:
+            if mean + std > 32 and max(mean, std) <= 255:  # also x / 255 - 0.5
                 return 0.0, 255.0
             if 0.2 < mean + std <= 1:
                 return 0.0, 1.0
@@ -326,7 +327,7 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
     """
     import tensorflow as tf
 
-    height, width = (size, size) if isinstance(size, int) else size
+    height, width = map(int, (size, size) if isinstance(size, int | np.integer) else size)
     wanted = (height, width)
     method = "bilinear" if preprocessing is None else preprocessing.interpolation
 

@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, initializers
-from keras_preact._objects import from_table, in_config
+from keras_preact._objects import Specification, from_table, in_config
 from keras_preact.layers import chains, spatial, streams
 from keras_preact.layers.components import Weights
 
@@ -68,7 +68,7 @@ class Site:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shortcut:
+class Shortcut(Specification):
     """The base class of shortcuts: what `x` and `F(x)` contribute to `h(x) + F(x)`.
 
     A shortcut has options and no weights. Each unit calls `layers` to make the layers
@@ -123,10 +123,6 @@ class Shortcut:
     transforms: ClassVar[str] = "x"
     computes_coefficients: ClassVar[bool] = False
     differs: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checks.plain(getattr(self, field.name)))
 
     def layers(self, site: Site) -> list[keras.Layer]:
         """Make the layers that transform x, or what `transforms` says, in order; none
@@ -188,13 +184,10 @@ class Shortcut:
         changes: dict[str, Any] = {"factor": factor}
         return dataclasses.replace(self, **changes)
 
-    def get_config(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Shortcut":
         old = {*_OF_LAYERS, *_OF_UNITS} - {field.name for field in dataclasses.fields(cls)}
-        return cls(**{key: value for key, value in config.items() if key not in old})
+        return super().from_config({key: config[key] for key in config.keys() - old})
 
 
 class ShortcutLayers(keras.Layer):
@@ -257,7 +250,7 @@ class ShortcutLayers(keras.Layer):
         return apply
 
     def _split(self, x) -> list:
-        return streams.split(x, self.of.streams, self.axis)
+        return ops.split(x, self.of.streams, self.axis)
 
 
 def add(shortcut, residual):

@@ -202,7 +202,7 @@ class LayerStack(HoldsLayers):
         # one of the stack's layers, for loops over all layers that freeze or measure them; it is
         # frozen with the stack
         keras_private.hold(self, self._body.template)
-        if backend == "tensorflow" and not devices.tensorflow_has_gpu():
+        if devices.xla_is_slower():
             # Train step of ResNet-164 on two cores, batch 16, TensorFlow 2.21: 6.6 s as scans with
             # XLA, 0.37 s without.
             self.supports_jit = False
@@ -543,8 +543,30 @@ class LayerStack(HoldsLayers):
                 )
 
     def _structure(self, unit: keras.Layer) -> dict:
-        """Return what must be equal in all units."""
-        return _structure(unit)
+        """Return what must be equal in all units: their configuration, with those of the
+        layers inside, without names, initialisers, seeds and what is frozen.
+        """
+        may_differ = (
+            *("name", "trainable", "frozen_layers"),
+            *("kernel_initializer", "bias_initializer", "seed"),
+        )
+
+        # a functional model names its layers where it connects them
+        places = {layer.name: i for i, layer in enumerate(keras_private.layers(unit))}
+
+        def without(value: Any) -> Any:
+            if isinstance(value, str):
+                return places.get(value, value)
+            if hasattr(value, "get_config"):
+                return type(value), without(value.get_config())
+            if isinstance(value, dict):
+                # the name of a dtype policy is what it does
+                is_policy = value.get("class_name") == "DTypePolicy"
+                kept = {key: each for key, each in value.items() if key not in may_differ}
+                return value if is_policy else {key: without(each) for key, each in kept.items()}
+            return list(map(without, value)) if isinstance(value, list | tuple) else value
+
+        return without(arguments_of(unit))
 
     def _check_is_built(self) -> None:
         if not self.built:
@@ -860,33 +882,6 @@ def _input_shape_of(unit: keras.Layer) -> tuple:
         rank = getattr(unit.input_spec, "ndim", None) or 2
         shape = (None, *[8] * (rank - 1))
     return shape
-
-
-def _structure(unit: keras.Layer) -> dict:
-    """Return the configuration of a unit, with those of the layers inside, without the
-    options that may differ between the units of a stack: names, initialisers and seeds.
-    """
-    may_differ = (
-        *("name", "trainable", "frozen_layers"),
-        *("kernel_initializer", "bias_initializer", "seed"),
-    )
-
-    # a functional model names its layers where it connects them
-    places = {layer.name: i for i, layer in enumerate(keras_private.layers(unit))}
-
-    def without(value: Any) -> Any:
-        if isinstance(value, str):
-            return places.get(value, value)
-        if hasattr(value, "get_config"):
-            return type(value), without(value.get_config())
-        if isinstance(value, dict):
-            # the name of a dtype policy is what it does
-            is_policy = value.get("class_name") == "DTypePolicy"
-            kept = {key: each for key, each in value.items() if key not in may_differ}
-            return value if is_policy else {key: without(each) for key, each in kept.items()}
-        return list(map(without, value)) if isinstance(value, list | tuple) else value
-
-    return without(arguments_of(unit))
 
 
 def _check_units(units: Sequence[keras.Layer]) -> None:

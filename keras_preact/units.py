@@ -172,7 +172,7 @@ class ResidualUnit(HoldsLayers):
         self.arrangement = arrangements.get(arrangement)
         self.h = shortcuts.get(shortcut)
         self.shape_shortcut = shape_shortcut
-        self.activate_shape_shortcut = activate_shape_shortcut
+        self.activate_shape_shortcut = _checks.plain(activate_shape_shortcut)
         self.downsampling = downsamplings.get(downsampling)
         self.normalization = chains.get_normalization(normalization)
         self.activation = chains.get_activation(activation)
@@ -186,7 +186,7 @@ class ResidualUnit(HoldsLayers):
         kernel = initializers.released_he() if kernel_initializer is None else kernel_initializer
         self.kernel_initializer = initializers.seeded(keras.initializers.get(kernel), seed)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.zero_init_last = zero_init_last
+        self.zero_init_last = _checks.plain(zero_init_last)
         self.data_format = spatial.data_format_of(data_format)
         options.check(self)
         if self.block.activation:

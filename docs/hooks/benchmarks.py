@@ -124,8 +124,7 @@ def benchmarks() -> str:
     silent = ", ".join(f"`{file}`" for file in files if "flags" not in read(file)["machine"])
     notes = [
         "The files are in `training/benchmark/measured/`. A median of one or two rounds shows no "
-        "spread to rely on. `serving` and `serving_int8` were measured for an earlier version, by "
-        "a load test that this one does not have."
+        "spread to rely on."
     ]
     notes += [f"These files do not record the CPU's instruction sets: {silent}."] if silent else []
     return "\n\n".join([*parts, " ".join(notes)])
@@ -148,16 +147,16 @@ def very_deep() -> str:
     return "\n".join(lines)
 
 
-def engines(precision: str) -> str:
-    """The speed of the OpenVINO engine divided by the speed of the TensorFlow engine,
-    as a range over batch sizes.
+def engines(faster: str, slower: str) -> str:
+    """The images per second of `PRECISION/ENGINE` divided by those of another, as a range
+    over batch sizes.
     """
-    summary = read("serving")["summary"]
+    summary = read("exports_resnet50")["summary"]
 
-    def speed(engine: str, batch: int) -> float:
-        name = f"direct/imagenet_resnet50_preact/{engine}:precision={precision},batch={batch}"
+    def speed(export: str, batch: int) -> float:
+        name = f"imagenet_resnet50_preact/{export}/batch={batch}"
         return summary[name]["images_per_second"]["median"]
 
-    ratios = sorted(speed("openvino", batch) / speed("tensorflow", batch) for batch in (1, 32))
-    words = [f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}" for ratio in ratios]
+    ratios = sorted(speed(faster, batch) / speed(slower, batch) for batch in (1, 8, 32))
+    words = [f"{ratio:.1f}" for ratio in (ratios[0], ratios[-1])]
     return " to ".join(dict.fromkeys(words))

@@ -21,8 +21,8 @@ _LINEAR = re.compile(
     r"|MeanOfStreams"
 )
 _ACTIVATIONS = ("linear", "relu", "relu6", "leaky_relu")
-#: Largest relative error of a unit's sum: float32, 16 bits.
-_TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+#: Largest relative error of a unit's sum, and that in 16 bits.
+_TOLERANCE, _TOLERANCES = 1e-4, {"float16": 1e-2, "bfloat16": 3e-2}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,7 +121,8 @@ def contributions(model: keras.Model, images, classes=None) -> Contributions:
     parts = np.stack([_inner(row, gradient) for row, gradient in pairs])
     sizes = np.stack([_inner(abs(row), abs(gradient)).sum(axis=0) for row, gradient in pairs])
     start, residual, arrived = parts[0, 0], parts[:, 1], parts[:, 2]
-    tolerance = _TOLERANCES[keras.backend.standardize_dtype(values[last.output].dtype)]
+    dtype = keras.backend.standardize_dtype(values[last.output].dtype)
+    tolerance = _TOLERANCES.get(dtype, _TOLERANCE)
     for errors, cause in (
         (parts[:, 0] + residual - arrived, "an f after its addition"),
         (parts[1:, 0] - arrived[:-1], "a shortcut that is not linear"),

@@ -81,10 +81,11 @@ class Propagation:
 
     @property
     def gradient_ratio(self) -> float:
-        """`||dE/dx_0|| / ||dE/dx_L||`. If the shape changes in between, these are norms
-        of maps of different sizes.
+        """`||dE/dx_0|| / ||dE/dx_L||`; nan if both are 0 or infinite. If the shape changes
+        in between, these are norms of maps of different sizes.
         """
-        return float(self.gradient_norm[0] / self.gradient_norm[-1])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(self.gradient_norm[0] / self.gradient_norm[-1])
 
 
 def propagation(

@@ -167,10 +167,7 @@ def _hvp_tensorflow(function, tensors, vectors):
     zero = tf.UnconnectedGradients.ZERO
     with tf.GradientTape(watch_accessed_variables=False) as outer:
         outer.watch(tensors)
-        with tf.GradientTape(watch_accessed_variables=False) as inner:
-            inner.watch(tensors)
-            value = function(*tensors)
-        gradients = inner.gradient(value, tensors, unconnected_gradients=zero)
+        *_, gradients = _gradients_tensorflow(lambda *each: (function(*each), []), tensors)
     return outer.gradient(gradients, tensors, output_gradients=vectors, unconnected_gradients=zero)
 
 

@@ -46,12 +46,16 @@ def value_or_none(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def functional(layer: keras.Layer) -> Any:
+    """Return the functional model that a sequential one holds; other layers as they are."""
+    return getattr(layer, "_functional", None) or layer
+
+
 def inputs_of(model: keras.Layer) -> Any:
     """Return the Keras tensors that a functional or sequential model was built from, in
     their structure; None for any other model.
     """
-    functional = getattr(model, "_functional", None) or model  # a Sequential holds one
-    return getattr(functional, "_inputs_struct", None)
+    return getattr(functional(model), "_inputs_struct", None)
 
 
 def forget_jax_state(model: keras.Model) -> None:
@@ -140,8 +144,7 @@ def nodes(model: keras.Model) -> list[Any]:
     """Return the calls of layers and operations in the graph of a functional or sequential
     model.
     """
-    functional = getattr(model, "_functional", None) or model
-    return [node for level in functional._nodes_by_depth.values() for node in level]
+    return [node for level in functional(model)._nodes_by_depth.values() for node in level]
 
 
 def calls(operation: keras.Operation) -> list[Any]:

@@ -133,26 +133,23 @@ class MultiWorker(Mirrored):
         )
 
     def highest(self, value: int) -> int:
-        return int(tf.reduce_max(self._of_all_replicas(tf.constant([value]))))
+        return int(tf.reduce_max(self._values(tf.constant([value]))))
 
     @functools.cached_property
-    def _of_all_replicas(self) -> Callable:
-        """Return a function that joins the values of the replicas."""
+    def _values(self) -> Callable:
+        return self._gathering(tf.identity)
+
+    def _gathering(self, function: Callable) -> Callable:
+        """Return a function that joins what `function` returns in the replicas."""
 
         @tf.function
         def gather(value):
-            return self._strategy.gather(self._strategy.run(tf.identity, args=(value,)), axis=0)
+            return self._strategy.gather(self._strategy.run(function, args=(value,)), axis=0)
 
         return gather
 
     def _predict(self, model: keras.Model, local: np.ndarray):
-        def call(images):
-            return model(images, training=False)
-
-        @tf.function
-        def step(images):
-            return self._strategy.gather(self._strategy.run(call, args=(images,)), axis=0)
-
+        step = self._gathering(lambda images: model(images, training=False))
         batches = self._data(tf_data.untuned(tf.data.Dataset.from_tensor_slices(local)))
         return flat(np.stack([step(images).numpy() for images in batches]))
 

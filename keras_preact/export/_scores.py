@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -78,8 +79,8 @@ class Scores:
 
     @property
     def dtypes(self) -> set[str]:
-        """Names of the dtypes that the layers compute in."""
-        return {layer.compute_dtype for layer in self.core.layers} - {None}
+        """Names of the dtypes that the layers compute in, also those inside other layers."""
+        return {layer.compute_dtype for layer in keras_private.sublayers(self.core)} - {None}
 
 
 def take_apart(model: keras.Model, activation: str | None = None) -> Scores:
@@ -106,24 +107,21 @@ def take_apart(model: keras.Model, activation: str | None = None) -> Scores:
             f"keras.Input(shape), without a batch size. Received: {model.name!r} for batches of "
             f"{batch}"
         )
-    served = model
-    if isinstance(model, UnitNetwork):
-        served = _with_channels_last(model)
-        logits, own_activation, gives_probabilities = _logits_of_network(model)
-    else:
-        logits, own_activation, gives_probabilities = _find_logits(model)
-    activation = activation or own_activation
-    if activation == "softmax" and logits.shape[-1] == 1:
+    loss = getattr(model, "loss", None)
+    end = _end(model, loss)
+    activation = activation or end.activation
+    if activation == "softmax" and end.logits.shape[-1] == 1:
         raise ValueError(
             "The softmax of one output is always 1. Build a binary classifier with a sigmoid, or "
             f"without an activation. Received: {model.name!r} with one output and a softmax"
         )
-    served_logits = logits if served is model else served.logits
+    served = _with_channels_last(model) if isinstance(model, UnitNetwork) else model
+    of_served = end if served is model else _end(served, loss)
     return Scores(
-        core=keras.Model(served.inputs[0], [served_logits, _origin(served_logits)[1]]),
-        probe=keras.Model(model.inputs[0], [logits, model.outputs[0]]),
+        core=keras.Model(served.inputs[0], [of_served.logits, of_served.features]),
+        probe=keras.Model(model.inputs[0], [end.logits, model.outputs[0]]),
         activation=activation,
-        gives_probabilities=gives_probabilities,
+        gives_probabilities=end.gives_probabilities,
         channels_first=served is not model,
         expected=expected_input(model),
     )
@@ -140,27 +138,56 @@ def _with_channels_last(model: UnitNetwork) -> UnitNetwork:
     return changed_copy(model, input_shape=[*size, channels], data_format="channels_last")
 
 
-def _logits_of_network(model: UnitNetwork):
-    """Return what `_find_logits` does, for a network of this package."""
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """The end of a classifier.
+
+    Args:
+        logits, features: Keras tensors; the features are the input of the last dense
+            layer.
+        activation: Key of `classifiers.PROBABILITIES`, from logits to probabilities.
+        gives_probabilities: Whether the classifier's output is probabilities.
+    """
+
+    logits: Any
+    features: Any
+    activation: str
+    gives_probabilities: bool
+
+    def with_probabilities(self, activation: str) -> "_End":
+        return dataclasses.replace(self, activation=activation, gives_probabilities=True)
+
+
+def _end(model: keras.Model, loss: Any) -> _End:
+    """Return the end of a classifier, which may be inside a model that it ends in. `loss` is
+    that of the whole classifier.
+    """
+    return _end_of_network(model, loss) if isinstance(model, UnitNetwork) else _find(model, loss)
+
+
+def _end_of_network(model: UnitNetwork, loss: Any) -> _End:
     if model.logits is None:
         raise ValueError(
             "The model has no classifier, so there are no logits to export: build it with "
             f"include_top=True. Received: {model.name!r} with include_top=False"
         )
+    end = _of_logits(model.logits, loss)
     name = model.arguments["classifier_activation"]
     if name in (None, "linear"):
-        return model.logits, _of_logits(model, model.logits), False
+        return end
     if name not in PROBABILITIES:
         raise ValueError(
             "The classifier's activation must be None, 'softmax' or 'sigmoid', because others do "
             f"not return probabilities. Received: {model.name!r} with "
             f"classifier_activation={name!r}"
         )
-    return model.logits, name, True
+    return end.with_probabilities(name)
 
 
-def _of_logits(model: keras.Model, logits) -> str:
-    return activation_of_logits(logits.shape[-1], getattr(model, "loss", None))
+def _of_logits(logits, loss: Any) -> _End:
+    """Return the end of a classifier that returns these logits of a dense layer."""
+    activation = activation_of_logits(logits.shape[-1], loss)
+    return _End(logits, _origin(logits)[1], activation, False)
 
 
 def in_dtype(model: keras.Model, dtype: str, error: str) -> UnitNetwork:
@@ -175,10 +202,8 @@ def in_dtype(model: keras.Model, dtype: str, error: str) -> UnitNetwork:
     return changed_copy(model, dtype=dtype)
 
 
-def _find_logits(model: keras.Model):
-    """Return the logits, as a Keras tensor, of a model that ends in a dense layer, the
-    name of its activation, and whether its output is probabilities.
-    """
+def _find(model: keras.Model, loss: Any) -> _End:
+    """Return the end of a model that ends in a dense layer, or in a model that does."""
     if len(model.inputs) != 1 or len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
         shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
         raise ValueError(
@@ -187,22 +212,37 @@ def _find_logits(model: keras.Model):
         )
     output = _before_casts(model.outputs[0])
     last, source = _origin(output)
+    if len(getattr(last, "inputs", None) or ()) == 1:
+        return _inside(last, source, loss)
     name = activation_of(last)
     if isinstance(last, keras.layers.Dense):
         if name == "linear":
-            return output, _of_logits(model, output), False
+            return _of_logits(output, loss)
         if name in PROBABILITIES:
-            return _linear_copy(last)(source), name, True
+            logits = _linear_copy(last)(source)
+            return _of_logits(logits, loss).with_probabilities(name)
     elif name in PROBABILITIES:
         logits = _before_casts(source)
-        before = _origin(logits)[0]
+        before, of_before = _origin(logits)
         if isinstance(before, keras.layers.Dense) and activation_of(before) == "linear":
-            return logits, name, True
+            return _of_logits(logits, loss).with_probabilities(name)
+        if len(getattr(before, "inputs", None) or ()) == 1:
+            end = _inside(before, of_before, loss)
+            if not end.gives_probabilities:
+                return end.with_probabilities(name)
     raise ValueError(
         "The model must end in a Dense layer whose output is the logits: one without activation, "
         "with activation='softmax' or 'sigmoid', or with such an activation as the layer after "
         f"it. Received: a model that ends in {last!r}{_with_activation(last)}"
     )
+
+
+def _inside(model: keras.Model, source, loss: Any) -> _End:
+    """Return the end of a nested model, which is called with `source`."""
+    end = _end(model, loss)
+    part = keras.Model(model.inputs[0], [end.logits, end.features], name=f"{model.name}_logits")
+    logits, features = part(source)
+    return dataclasses.replace(end, logits=logits, features=features)
 
 
 def _vocabularies(model: keras.Model) -> Iterator[int]:

@@ -163,8 +163,6 @@ def _save(name: str, model: keras.Model, path: str | Path, classes, preprocessin
             f"give it the same weights. Received: layers that compute in {dtypes}"
         )
         written = _scores.take_apart(_scores.in_dtype(model, "float32", error), scores.activation)
-    if isinstance(preprocessing, Mapping):
-        preprocessing = Preprocessing(**preprocessing)
     preprocessing = at_size(preprocessing, scores)
     metadata = {
         "classes": check_classes(classes, scores.outputs),

@@ -15,6 +15,7 @@ from keras_preact import _checks
 from keras_preact.classifiers import Outputs
 from keras_preact.export import _check, _children, _directory, _graph, _int8, _scores, _warmup
 from keras_preact.export._images import MAX_PIXELS
+from keras_preact.export.version import is_name
 from keras_preact.models.base import UnitNetwork
 from keras_preact.preprocessing import Preprocessing
 
@@ -58,8 +59,9 @@ def save(
     - `predict_bytes`: from `image_bytes`, PNG, JPEG or WebP files as strings, to `classes`
       (names), `scores` and `indices` of the most probable classes, `(batch, top_k)`.
       The files are decoded, resized as `preprocessing` says, and normalised. The
-      signature exists only for images of 1 or 3 channels, and only if the size and the
-      normalisation are known (from the model's own layer or from `preprocessing`).
+      signature exists only for images of 1 or 3 channels that are no whole numbers, and
+      only if the size and the normalisation are known (from the model's own layer or from
+      `preprocessing`).
 
     Images of another size, an empty batch, values that are not finite, damaged files
     and files of more than `max_image_pixels` raise an error. Requests in
@@ -95,10 +97,10 @@ def save(
         precision: `"float32"` converts a network of this package that computes in mixed
             precision; a model of another library keeps its dtypes. `"bfloat16"`:
             convolutions in 16 bits, several times faster on CPUs with AMX; needs
-            `validation_data`. `"int8"`: a SavedModel in float32, and beside it the
-            network in 8 bits, which the server's engine `openvino` runs; needs
-            `validation_data`, `calibration_images` and
-            `pip install 'keras-preact[int8]'`.
+            `validation_data`, and a model of another library that computes in it.
+            `"int8"`: a SavedModel in float32, and beside it the network in 8 bits, which
+            the server's engine `openvino` runs; needs `validation_data`,
+            `calibration_images` and `pip install 'keras-preact[int8]'`.
         validation_data: Images, as `model` takes them, and labels: classes `(n,)`, or for
             several classes at once 0 or 1 for each output, `(n, classes)`. On these the
             accuracy in bfloat16 or int8 is compared with the model's. The card keeps
@@ -140,6 +142,11 @@ def save(
     _checks.one_of(precision, PRECISIONS, "precision")
     _checks.positive_int(top_k, "top_k")
     _checks.positive_int(max_image_pixels, "max_image_pixels")
+    if not _checks.is_number(max_accuracy_loss) or not 0 <= max_accuracy_loss <= 1:
+        raise ValueError(
+            "`max_accuracy_loss` must be a share of 1, such as 0.005. Received: "
+            f"max_accuracy_loss={max_accuracy_loss!r}"
+        )
     sizes = _check_batch_sizes(batch_sizes)
     _warmup.message()  # fails before the work if its package is missing
     scores = original = _scores.take_apart(model)
@@ -149,9 +156,13 @@ def save(
     labelled = None
     if precision != "float32":
         labelled = _check.labelled(validation_data, precision, scores)
-    # NNCF quantises networks in float32. precision="float32" keeps the dtypes of other libraries.
-    can_change = precision == "int8" or isinstance(model, UnitNetwork)
-    if precision == "bfloat16" or (scores.dtypes != {"float32"} and can_change):
+    is_own, is_mixed = isinstance(model, UnitNetwork), scores.dtypes != {"float32"}
+    must_change = {
+        "float32": is_own and is_mixed,  # a network of another library keeps its dtypes
+        "bfloat16": is_own or "bfloat16" not in scores.dtypes,
+        "int8": is_mixed,  # NNCF quantises networks in float32
+    }
+    if must_change[precision]:
         dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
         model = _scores.in_dtype(
             model,
@@ -163,8 +174,6 @@ def save(
         scores = _scores.take_apart(model, original.activation)
     names = check_classes(classes, scores.outputs)
     _directory.check_version(directory, version)
-    if isinstance(preprocessing, Mapping):
-        preprocessing = Preprocessing(**preprocessing)
     preprocessing = at_size(preprocessing, scores)
     plan = _graph.Plan(
         activation=scores.activation,
@@ -226,7 +235,7 @@ def _size_of_files(
     not take image files.
     """
     shape: Any = scores.input_shape
-    if len(shape) != 3 or shape[2] not in (1, 3):
+    if len(shape) != 3 or shape[2] not in (1, 3) or scores.input_dtype != "float32":
         return None
     if preprocessing is None:
         return None if None in shape or not scores.takes_pixels else shape[:2]
@@ -235,13 +244,18 @@ def _size_of_files(
             f"`preprocessing` must hold a mean and a std for each of the model's {shape[2]} "
             f"channels. Received: {preprocessing}"
         )
-    return (preprocessing.size, preprocessing.size) if None in shape else shape[:2]
+    height, width = (length or preprocessing.size for length in shape[:2])
+    return height, width
 
 
-def at_size(preprocessing: Preprocessing | None, scores: _scores.Scores) -> Preprocessing | None:
-    """Return the preprocessing at the size of the network's square images; unchanged if
-    they have no fixed size, or are no images.
+def at_size(
+    preprocessing: Preprocessing | Mapping[str, Any] | None, scores: _scores.Scores
+) -> Preprocessing | None:
+    """Return a preprocessing, or one of these options, at the size of the network's square
+    images; with its own size if they have no fixed size, or are no images.
     """
+    if isinstance(preprocessing, Mapping):
+        preprocessing = Preprocessing(**preprocessing)
     shape = scores.input_shape
     if preprocessing is None or len(shape) != 3 or shape[0] is None or shape[0] != shape[1]:
         return preprocessing
@@ -272,9 +286,10 @@ def check_classes(classes: Sequence[str], outputs: Outputs) -> list[str]:
             also have two, of the classes 0 and 1.
     """
     names = list(classes)
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
+    if isinstance(classes, str) or not all(map(is_name, names)):
         raise ValueError(
-            f"`classes` must be a list of names, each a string. Received: classes={classes!r}"
+            "`classes` must be a list of names, each a string that UTF-8 can hold. Received: "
+            f"classes={classes!r}"
         )
     if len(names) != outputs.count and not (outputs.is_binary and len(names) == 2):
         binary = ", or both classes of a binary classifier" if outputs.is_binary else ""

@@ -50,7 +50,8 @@ class VersionError(ValueError):
 
     def __init__(self, path: Path, problem: str):
         super().__init__(f"{path} cannot be used as an exported model. {problem}")
-        self.problem = problem
+        # names of files may be no text, and clients get JSON
+        self.problem = problem.encode(errors="backslashreplace").decode()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Version:
         """
         names = card["classes"]
         outputs = card["signatures"]["serving_default"]["outputs"]["probabilities"]["shape"][-1]
-        are_names = isinstance(names, list) and all(map(_is_name, names))
+        are_names = isinstance(names, list) and all(map(is_name, names))
         if are_names and len({*names}) == len(names) == outputs:
             return names
         if are_names and outputs == 1 and len({*names}) == len(names) == 2:
@@ -247,7 +248,7 @@ def freeze(core: Any, int8: Path | None = None) -> Frozen:
     return Frozen(convert_variables_to_constants_v2(concrete), outputs, int8)
 
 
-def _is_name(name: Any) -> bool:
+def is_name(name: Any) -> bool:
     """Whether a value is a text that an answer can hold."""
     try:
         return isinstance(name, str) and name.encode() is not None
@@ -306,23 +307,29 @@ def find(folder: Path, number: int | None = None) -> Version:
 
 def models(directory: Path) -> tuple[dict[str, Path], str]:
     """Return the folders that may hold versions of a model, by the model's name: the
-    entries of `directory`, or `directory` itself if it has versions. The text says what
-    is wrong with `directory`, if anything.
+    entries of `directory`, or `directory` itself if it has versions. Names that are not
+    UTF-8 are left out. The text says what is wrong with `directory`, if anything.
 
     Raises:
         OSError: if `directory` exists and cannot be read.
     """
     directory = Path(os.path.abspath(directory))  # "." alone has no name
     found = layout(directory)
+    names, problem = entries(directory), ""
     if found.versions:
-        return {directory.name: directory}, ""
-    names = entries(directory)
-    if GRAPH in names:  # its folders belong to this version
-        return {path.name: path for path in found.models}, found.problem
-    folders = {name: directory / name for name in names}
-    if any(folder.is_dir() for folder in folders.values()):
-        return folders, ""
-    return folders, "It holds no folder of a model. Export a model into it, or serve another one."
+        folders = {directory.name: directory}
+    elif GRAPH in names:  # its folders belong to this version
+        folders, problem = {path.name: path for path in found.models}, found.problem
+    else:
+        folders = {name: directory / name for name in names}
+        if not any(folder.is_dir() for folder in folders.values()):
+            problem = "It holds no folder of a model. Export a model into it, or serve another one."
+    if nameless := [n for n, folder in folders.items() if not is_name(n) and folder.is_dir()]:
+        problem = problem or (
+            "No address can name a model whose folder has a name that is not UTF-8: "
+            f"{_listed(nameless)}. Give it another name."
+        )
+    return {name: folder for name, folder in folders.items() if is_name(name)}, problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,6 +375,8 @@ def name_problem(name: str) -> str:
     """Return what is wrong with a model's name, empty if nothing is."""
     if ":" in name:
         return "A colon ends a model's name in the addresses of /v1, TensorFlow Serving's."
+    if not is_name(name):
+        return "Folders whose names are not UTF-8 are not served."
     return "Folders whose names start with a dot are not served." if name.startswith(".") else ""
 
 

@@ -97,26 +97,13 @@ class StochasticDepth(SameShape):
         return super().get_config() | {"rate": self.rate, "seed": self.seed}
 
 
-def weight(
-    filters: int,
-    kernel_size: int | tuple[int, int] | None,
-    *,
-    strides=1,
-    standardize=False,
-    data_format=None,
-    **kwargs,
-) -> keras.Layer:
+def weight(filters: int, kernel_size: int | tuple[int, int] | None, **settings: Any) -> keras.Layer:
     """Make a weight layer: a convolution, or a dense layer if `kernel_size` is None."""
-    if kernel_size is None:
-        return keras.layers.Dense(filters, **kwargs)
-    return PaddedConv2D(
-        filters,
-        kernel_size,
-        strides=strides,
-        standardize=standardize,
-        data_format=data_format,
-        **kwargs,
-    )
+    if kernel_size is not None:
+        return PaddedConv2D(filters, kernel_size, **settings)
+    for name in ("strides", "standardize", "data_format"):  # a dense layer has none
+        settings.pop(name, None)
+    return keras.layers.Dense(filters, **settings)
 
 
 #: Functions that make a normalisation from the channel axis and the number of channels, by name.
@@ -269,6 +256,16 @@ def normalization_config(kind: Normalization) -> Any:
     return kind if isinstance(kind, str) else in_config(kind())
 
 
+def normalization_template(
+    kind: Normalization, axis: int = -1, channels: int = 1
+) -> keras.Layer | None:
+    """Return a layer with the options of a normalisation; None for `"none"`."""
+    if not isinstance(kind, str):
+        return kind()
+    make = NORMALIZATIONS[kind]
+    return None if make is None else make(axis, channels)
+
+
 def normalization(
     kind: Normalization, axis: int, channels: int, *, gamma_initializer=None, **settings
 ) -> list[keras.Layer]:
@@ -283,13 +280,9 @@ def normalization(
             layer's own.
         **settings: `name`, `dtype`.
     """
-    if isinstance(kind, str):
-        make = NORMALIZATIONS[kind]
-        if make is None:
-            return []
-        template = make(axis, channels)
-    else:
-        template = kind()
+    template = normalization_template(kind, axis, channels)
+    if template is None:
+        return []
     replacements = OVER_AXIS_1 if axis == 1 else FASTER
     layer_class = replacements.get(type(template), type(template))
     config = arguments_of(template)

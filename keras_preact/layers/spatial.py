@@ -357,10 +357,13 @@ def channel_axis(data_format: str, rank: int) -> int:
     return 1 if data_format == "channels_first" and rank == 4 else -1
 
 
-def reordered(shape: Sequence[int | None], old: str, new: str) -> tuple[int | None, ...]:
-    """Return the shape of images without the batch in another data format; a shape of
-    another rank stays as it is.
+def reordered(
+    shape: Sequence[int | None], old: str | None, new: str | None
+) -> tuple[int | None, ...]:
+    """Return the shape of images without the batch in another data format, None for Keras'
+    setting; a shape of another rank stays as it is.
     """
+    old, new = data_format_of(old), data_format_of(new)
     if old == new or len(shape) != 3:
         return tuple(shape)
     return (shape[-1], *shape[:-1]) if new == "channels_first" else (*shape[1:], shape[0])

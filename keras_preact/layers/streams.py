@@ -27,11 +27,6 @@ CLOSED = -8.0
 EPSILON, TINY = 1e-6, 1e-15
 
 
-def split(x, streams: int, axis: int) -> list:
-    """Return the streams of x."""
-    return ops.split(x, streams, axis)
-
-
 def mixed(coefficients: Sequence, streams: Sequence):
     """Return the sum of the streams times their coefficients, in the streams' dtype. It is
     computed in the coefficients' dtype, because in bfloat16 they would not sum to 1.
@@ -47,7 +42,7 @@ def run_chain(chain: list[keras.Layer], x, training, streams: int, axis: int):
     """Apply layers to every stream by itself: the streams of an example are examples."""
     if streams == 1 or not chain:
         return chains.run_chain(chain, x, training)
-    x = ops.stack(split(x, streams, axis), 1)
+    x = ops.stack(ops.split(x, streams, axis), 1)
     y = chains.run_chain(chain, ops.reshape(x, (-1, *ops.shape(x)[2:])), training)
     y = ops.reshape(y, (-1, streams, *ops.shape(y)[1:]))
     return ops.concatenate(ops.unstack(y, streams, 1), axis)
@@ -101,7 +96,7 @@ class MeanOfStreams(_Ends):
 
     def call(self, x):
         share = ops.cast(1 / self.streams, keras.backend.result_type(x.dtype, "float32"))
-        return mixed([share] * self.streams, split(x, self.streams, self._axis(x.shape)))
+        return mixed([share] * self.streams, ops.split(x, self.streams, self._axis(x.shape)))
 
     def compute_output_shape(self, input_shape):
         channels = input_shape[self._axis(input_shape)] // self.streams
@@ -262,7 +257,7 @@ class Coefficients(keras.Layer):
         res = CONSTRAINTS[self.constraint].of(res, n)
 
         def parts(coefficients, number: int) -> list:
-            return split(ops.moveaxis(coefficients, -1, axis), number, axis)
+            return ops.split(ops.moveaxis(coefficients, -1, axis), number, axis)
 
         entries = parts(res, n * n)
         rows = [entries[i : i + n] for i in range(0, n * n, n)]

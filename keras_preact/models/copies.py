@@ -9,14 +9,15 @@ from keras import ops
 
 from keras_preact import _checks, _lora
 from keras_preact._frozen import check_frozen_together, freeze_inside, frozen_inside
-from keras_preact._paths import below
-from keras_preact.dropout import is_rate
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork, check_network
+from keras_preact.models.named_weights import variables_of
 from keras_preact.stacks import LayerStack
 
 
-def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) -> UnitNetwork:
+def changed_copy(
+    model: UnitNetwork, new: str | Collection[str] = (), **changes: Any
+) -> UnitNetwork:
     """Return a copy of a network with some options changed and the same weights.
 
     Use it for changes that keep the weights: images of another size, `data_format`,
@@ -38,7 +39,8 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
 
     Raises:
         ValueError: for an option that the configuration does not have, an option that
-            changes the weights of a layer, or a stack with some frozen units.
+            changes the weights of a layer, a layer that the network does not have, or a
+            stack with some frozen units.
 
     Example:
 
@@ -57,13 +59,19 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
             f"Received: {', '.join(unknown)}"
         )
     if "data_format" in changes:
-        new_format = spatial.data_format_of(changes["data_format"])
-        shape = spatial.reordered(config["input_shape"], config["data_format"], new_format)
-        config["input_shape"] = shape
+        config["input_shape"] = spatial.reordered(
+            config["input_shape"], config["data_format"], changes["data_format"]
+        )
     copy = type(model).from_config(config | changes)
+    redrawn = {new} if isinstance(new, str) else set(new)
+    if others := redrawn - {layer.name for layer in (*model.layers, *copy.layers)}:
+        raise ValueError(
+            f"`new` must hold names of layers of {model.name!r}. Received: "
+            f"{', '.join(map(repr, sorted(others)))}"
+        )
     states = {name: state for layer in model.layers for name, state in _states(layer).items()}
     for layer in copy.layers:
-        if layer.name not in new:
+        if layer.name not in redrawn:
             _assign(layer, states)
     return copy
 
@@ -167,7 +175,7 @@ class _State(NamedTuple):
 
 def _states(layer: keras.Layer) -> dict[str, _State]:
     """Return the state of a layer, or of each unit in a stack, by name."""
-    names, owner, weights, seeds = _variables(layer)
+    names, owner, weights, seeds = variables_of(layer)
     stacked = isinstance(layer, LayerStack)
 
     def rows(value) -> np.ndarray:
@@ -195,7 +203,7 @@ def _states(layer: keras.Layer) -> dict[str, _State]:
 
 def _assign(layer: keras.Layer, states: dict[str, _State]) -> None:
     """Assign the states of the same names to a layer, or to the units of a stack."""
-    names, owner, weights, seeds = _variables(layer)
+    names, owner, weights, seeds = variables_of(layer)
     if any(name not in states for name in names):
         return
     unit_states = [states[name] for name in names]
@@ -221,19 +229,3 @@ def _assign(layer: keras.Layer, states: dict[str, _State]) -> None:
     freeze_inside(owner, unit_states[0].frozen_inside)
     if not unit_states[0].trainable:
         layer.trainable = False
-
-
-def _variables(
-    layer: keras.Layer,
-) -> tuple[list[str], keras.Layer, dict[str, keras.Variable], list[keras.Variable]]:
-    """Return the name of a layer, or the names of a stack's units; the layer or the
-    stack's template; the weights by their path below it; and the states of the seeds.
-    """
-    names, owner, pairs = [layer.name], layer, [(weight, weight) for weight in layer.variables]
-    if isinstance(layer, LayerStack):
-        names, owner, pairs = layer.unit_names, layer.template, layer.stacked_variables
-    ids = {id(weight) for weight in owner.weights}
-    weights = {below(owner, weight): variable for weight, variable in pairs if id(weight) in ids}
-    others = [variable for weight, variable in pairs if id(weight) not in ids]
-    # a copy starts with the rates of its configuration, which may be others
-    return names, owner, weights, [variable for variable in others if not is_rate(variable)]

@@ -83,10 +83,6 @@ def resnet_imagenet(
     else:
         usual_block, stage_depths = "bottleneck", tuple(depth)
         name = "imagenet_resnet_" + "_".join(map(str, stage_depths))
-    if not stage_depths:
-        raise ValueError("`depth` must hold the units of at least one stage. Received: depth=()")
-    for units in stage_depths:
-        _checks.positive_int(units, "depth (units of a stage)")
     made = blocks.get(block or usual_block)
     if isinstance(made, blocks.Bottleneck) and made.stride_on is None:
         made = dataclasses.replace(made, stride_on=options.pop("stride_on", "3x3"))

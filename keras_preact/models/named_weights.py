@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact._paths import below
+from keras_preact.dropout import is_rate
 from keras_preact.stacks import LayerStack
 
 
@@ -106,20 +107,27 @@ def named(model: keras.Model) -> dict[str, Place]:
     """
     places: dict[str, Place] = {}
     for layer in model.layers:
-        if isinstance(layer, LayerStack):
-            weights = {id(weight) for weight in layer.template.weights}
-            stacked = [
-                (below(layer.template, weight), variable)
-                for weight, variable in layer.stacked_variables
-                if id(weight) in weights
-            ]
-            for i, unit in enumerate(layer.unit_names):
-                places |= {f"{unit}/{path}": Place(variable, i) for path, variable in stacked}
-        else:
-            places |= {
-                f"{layer.name}/{below(layer, weight)}": Place(weight) for weight in layer.weights
-            }
+        names, _, weights, _ = variables_of(layer)
+        for i, name in enumerate(names):
+            index = i if isinstance(layer, LayerStack) else None
+            places |= {f"{name}/{path}": Place(weight, index) for path, weight in weights.items()}
     return places
+
+
+def variables_of(
+    layer: keras.Layer,
+) -> tuple[list[str], keras.Layer, dict[str, keras.Variable], list[keras.Variable]]:
+    """Return the name of a layer, or the names of a stack's units; the layer or the
+    stack's template; the weights by their path below it; and the states of the seeds.
+    """
+    names, owner, pairs = [layer.name], layer, [(weight, weight) for weight in layer.variables]
+    if isinstance(layer, LayerStack):
+        names, owner, pairs = layer.unit_names, layer.template, layer.stacked_variables
+    ids = {id(weight) for weight in owner.weights}
+    weights = {below(owner, weight): variable for weight, variable in pairs if id(weight) in ids}
+    others = [variable for weight, variable in pairs if id(weight) not in ids]
+    # a copy starts with the rates of its configuration, which may be others
+    return names, owner, weights, [variable for variable in others if not is_rate(variable)]
 
 
 class WeightsMismatch(ValueError):

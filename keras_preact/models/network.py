@@ -135,9 +135,12 @@ class ResidualNetwork(base.UnitNetwork):
             (classes, stem_filters, output_stride, tuple(input_shape), unit_options)
         )
         stages = [stage if isinstance(stage, Stage) else Stage(*stage) for stage in stages]
+        if not stages:
+            raise ValueError("A network needs at least one stage. Received: stages=[]")
         front = _checks.lookup(STEMS, stem, "stem")
         _checks.positive_int(classes, "classes")
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
+        _checks.flag(include_top, "include_top")
         _checks.one_of(stacked, (None, True, False), "stacked")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         template = _template(stages, policy, options.nested(block, unit_options))
@@ -159,7 +162,7 @@ class ResidualNetwork(base.UnitNetwork):
             stack_options if stacked else None,
             output_stride and output_stride // front.total_stride,
         )
-        width = stages[-1].filters * template.block.expansion if stages else stem_filters
+        width = stages[-1].filters * template.block.expansion
         head = template.components.make(template.arrangement.head, axis, width, "head_{}")
         if front.kernel_size and (include_top or pooling):
             head.append(_pooling(pooling, template))
@@ -240,7 +243,7 @@ def _template(
 ) -> ResidualUnit:
     """Return a unit that has checked the options of all units, and holds them."""
     options.check_names(unit_options, _unit_options())
-    narrowest = min((stage.filters for stage in stages), default=1)
+    narrowest = min(stage.filters for stage in stages)
     return ResidualUnit(narrowest, dtype=policy, **unit_options)
 
 

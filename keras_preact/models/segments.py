@@ -37,7 +37,9 @@ class Stage:
 
     def __post_init__(self):
         for field in ("filters", "units", "strides"):
-            object.__setattr__(self, field, _checks.plain(getattr(self, field)))
+            value = getattr(self, field)
+            _checks.positive_int(value, f"{field} of a stage")
+            object.__setattr__(self, field, _checks.plain(value))
         _checks.one_of(self.strided_unit, ("first", "last"), "strided_unit")
 
     @property
@@ -48,7 +50,7 @@ class Stage:
 
 def stacks_pay(stages: Sequence[Stage]) -> bool:
     """Whether a network of these stages uses stacks by default."""
-    return max((stage.units - 1 for stage in stages), default=0) >= STACKED_FROM
+    return max(stage.units - 1 for stage in stages) >= STACKED_FROM
 
 
 def make(
@@ -141,13 +143,12 @@ def stream_layers(segments: Sequence[Segment]) -> tuple[list[keras.Layer], list[
     """Return the layers before and after the units, if these have several residual
     streams: copies into streams, and their mean.
     """
-    for segment in segments[:1]:
-        unit = template_of(segment)
-        if unit.h.streams > 1:
-            shared: dict = {"data_format": unit.data_format, "dtype": unit.dtype_policy}
-            copies = CopyStreams(unit.h.streams, name="stem_streams", **shared)
-            return [copies], [MeanOfStreams(unit.h.streams, name="head_streams", **shared)]
-    return [], []
+    unit = template_of(segments[0])
+    if unit.h.streams == 1:
+        return [], []
+    shared: dict = {"data_format": unit.data_format, "dtype": unit.dtype_policy}
+    copies = CopyStreams(unit.h.streams, name="stem_streams", **shared)
+    return [copies], [MeanOfStreams(unit.h.streams, name="head_streams", **shared)]
 
 
 def template_of(segment: Segment) -> ResidualUnit:

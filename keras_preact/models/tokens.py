@@ -44,7 +44,8 @@ class Patches(keras.Layer):
         if any(side is None or side % self.size for side in sides):
             raise ValueError(
                 f"Height and width must be known multiples of {self.size}, the size of a square. "
-                f"Received: an input of shape {tuple(input_shape)}"
+                f"Received: an input of shape {tuple(input_shape)}, "
+                f"data_format={self.data_format!r}"
             )
 
     def call(self, x):
@@ -251,12 +252,6 @@ def _check_input_shape(shape, patch_size: int | None, data_format: str) -> tuple
             f"With patch_size={patch_size}, `input_shape` must be ({', '.join(axes)}), all "
             f"positive integers: every position has its own vector. Received: "
             f"input_shape={shape}, patch_size={patch_size}"
-        )
-    sides = [size for size, axis in zip(shape, axes, strict=True) if axis in ("height", "width")]
-    if patch_size is not None and any(side % patch_size for side in sides):
-        raise ValueError(
-            "Height and width must be multiples of `patch_size`. Received: "
-            f"input_shape={shape}, patch_size={patch_size}, data_format={data_format!r}"
         )
     return shape
 

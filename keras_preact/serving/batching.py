@@ -4,11 +4,11 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+
+from keras_preact.serving.pool import Pool
 
 Outputs = dict[str, np.ndarray]
 
@@ -29,13 +29,11 @@ class ComputationError(RuntimeError):
     """The network could not be computed; its `__cause__` says why."""
 
 
-class Batcher:
+class Batcher(Pool):
     """Computes the rows of waiting requests together, in a thread of its own.
 
     A batch holds whole requests in the order of their arrival, at most `max_batch_size`
-    rows of the same shape. The longer a batch takes, the more requests wait for the
-    next one: batches grow with the load, and a single request is computed at once. A
-    batcher belongs to one event loop at a time.
+    rows of the same shape.
 
     Args:
         run: Function from rows `(n, ...)` to named arrays `(n, ...)`.
@@ -57,25 +55,22 @@ class Batcher:
         together: bool = True,
         observe: Callable[[int, float], None] = lambda rows, seconds: None,
     ):
+        super().__init__(1, "batcher")
         self._run = run
         self.max_batch_size = max_batch_size
         self._together = together
         self._observe = observe
         self.computed, self.rows = Duration(), 0
-        self._waiting: deque[tuple[np.ndarray, asyncio.Future[Outputs]]] = deque()
-        self._worker: asyncio.Task | None = None
         self._began: float | None = None
-        self._thread = ThreadPoolExecutor(1, "batcher")
 
     @property
     def busy_seconds(self) -> float:
         """Seconds since the current batch began; 0 without a batch."""
-        return 0.0 if self._began is None else time.monotonic() - self._began
+        began = self._began  # the thread may end the batch between two looks
+        return 0.0 if began is None else time.monotonic() - began
 
     async def submit(self, images: np.ndarray) -> Outputs:
         """Return the outputs of `run` for these rows.
-
-        A request that is cancelled leaves the queue at once.
 
         Args:
             images: Rows `(n, ...)`.
@@ -83,48 +78,12 @@ class Batcher:
         Raises:
             ComputationError: if `run` failed.
         """
-        loop = asyncio.get_running_loop()
-        entry = images, loop.create_future()
-        self._waiting.append(entry)
-        if self._worker is None:
-            self._worker = loop.create_task(self._work())
-        try:
-            return await entry[1]
-        finally:
-            if entry[1].cancelled():
-                self._waiting = deque(one for one in self._waiting if one is not entry)
+        [result] = await self.results([images])
+        if isinstance(result, Exception):
+            raise ComputationError("The network could not be computed.") from result
+        return result
 
-    async def close(self) -> None:
-        """Compute the waiting rows and end the thread. No request may follow."""
-        if self._worker is not None:
-            await self._worker
-        self._thread.shutdown(wait=False)
-
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(0)  # for requests that arrive in the same step of the loop
-        while batch := self._next_batch():
-            results: list[Outputs | Exception]
-            self._began = time.monotonic()
-            try:
-                results = await loop.run_in_executor(
-                    self._thread, self._compute_each, [images for images, _ in batch]
-                )
-            except Exception as error:  # no thread can be started
-                results = [error] * len(batch)
-            self._began = None
-            for (_, answer), result in zip(batch, results, strict=True):
-                if answer.done():  # the request was cancelled
-                    continue
-                if isinstance(result, Exception):
-                    answer.set_exception(ComputationError("The network could not be computed."))
-                    answer.exception().__cause__ = result  # type: ignore[union-attr]
-                else:
-                    answer.set_result(result)
-            del batch, results, result  # the traceback of an error refers to the error
-        self._worker = None
-
-    def _next_batch(self) -> list[tuple[np.ndarray, "asyncio.Future[Outputs]"]]:
+    def _next(self) -> list[tuple[np.ndarray, asyncio.Future]]:
         batch = [self._waiting.popleft()] if self._waiting else []
         rows = sum(len(images) for images, _ in batch)
         while self._together and self._waiting:
@@ -135,27 +94,19 @@ class Batcher:
             batch.append(self._waiting.popleft())
         return batch
 
-    def _compute_each(self, images: list[np.ndarray]) -> list[Outputs | Exception]:
-        """Return the outputs of each request, or why there are none. If several fail
-        together, each is computed alone: one must not spoil the others.
-        """
-        try:
-            return list(self._compute(images))
-        except Exception as error:
-            if len(images) == 1:
-                return [error]
-            return [result for one in images for result in self._compute_each([one])]
-
-    def _compute(self, images: list[np.ndarray]) -> list[Outputs]:
+    def _compute(self, items: list[np.ndarray]) -> list[Outputs]:
         """Return the outputs of each request."""
-        began = time.monotonic()
-        outputs = self._run(images[0] if len(images) == 1 else np.concatenate(images))
-        stops = list(itertools.accumulate(map(len, images)))
+        began = self._began = time.monotonic()
+        try:
+            outputs = self._run(items[0] if len(items) == 1 else np.concatenate(items))
+        finally:
+            self._began = None
+        stops = list(itertools.accumulate(map(len, items)))
         seconds = time.monotonic() - began
         self._observe(stops[-1], seconds)
         self.computed.add(seconds)
         self.rows += stops[-1]
         return [
             {name: output[stop - len(rows) : stop] for name, output in outputs.items()}
-            for rows, stop in zip(images, stops, strict=True)
+            for rows, stop in zip(items, stops, strict=True)
         ]

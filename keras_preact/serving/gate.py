@@ -80,12 +80,7 @@ class Gate:
             await self._app(scope, receive, sending)
         except Exception as error:
             response = self._refusal(scope, error, request_id)
-            # Frames hold the request's body, and some of them hold the error: such a cycle would
-            # keep the body until Python's garbage collector runs.
-            cause: BaseException | None = error
-            while cause is not None:
-                cause.__traceback__ = None
-                cause = cause.__cause__ or cause.__context__
+            _forget_frames(error)
             if not start:
                 await response(scope, receive, sending)
         self._record(scope, request_id, start, time.perf_counter() - began)
@@ -171,6 +166,18 @@ class Gate:
             "bytes": int(Headers(raw=start.get("headers", [])).get("content-length", 0)),
         }
         log.info("request", extra=fields)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Remove the frames from an error and its causes. They hold the request's body, and some
+    of them hold the error: such a cycle would keep the body until Python's garbage collector
+    runs.
+    """
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:  # errors may cause each other
+        seen.append(error)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class Admission:

@@ -6,12 +6,14 @@ import json
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable
 
 # Attributes of every record; a call passes all others as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class JsonFormatter(logging.Formatter):
@@ -41,6 +43,8 @@ class TextFormatter(logging.Formatter):
         values = vars(record)
         if "method" in values:
             text = "{method} {path}: {status}, {ms:.1f} ms".format_map(values)
+            # a path may hold the codes that move a terminal's cursor or change its colours
+            text = _CONTROL.sub(lambda code: f"\\x{ord(code[0]):02x}", text)
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         return f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {text}"
@@ -92,7 +96,7 @@ class Log(logging.Handler):
             with contextlib.suppress(queue.Empty):
                 while len(lines) < 1000:
                     lines.append(self._lines.get_nowait())
-            data = "".join(lines).encode()
+            data = "".join(lines).encode(errors="backslashreplace")  # names may be no text
             with contextlib.suppress(OSError):  # nobody can read the log any more
                 while data:
                     data = data[os.write(self._descriptor, data) :]

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from keras_preact.export.version import class_scores
 from keras_preact.serving import tensors
 from keras_preact.serving.batching import Outputs
 from keras_preact.serving.errors import RequestError, Unavailable
@@ -387,6 +388,8 @@ def _largest(servable: Servable, name: str, array: np.ndarray, most: int) -> np.
     """
     if not most:
         return array
+    if name == "probabilities":  # of both classes of a binary classifier
+        array = class_scores(array, len(servable.classes))
     rows = array.reshape(len(array), -1)
     is_of_classes = name in servable.signatures[DEFAULT_SIGNATURE].outputs
     labels = [f":{one}" for one in servable.classes] if is_of_classes else []
@@ -402,8 +405,7 @@ def _largest(servable: Servable, name: str, array: np.ndarray, most: int) -> np.
 
 
 def _described(spec: TensorSpec) -> dict[str, Any]:
-    shape = [-1 if length is None else length for length in spec.shape]
-    return {"name": spec.name, "datatype": _datatype(spec.dtype), "shape": shape}
+    return {"name": spec.name, "datatype": _datatype(spec.dtype), "shape": spec.lengths}
 
 
 def _dtype(datatype: str) -> str:

@@ -285,9 +285,11 @@ class Repository:
                 del versions[number]
         if not versions:
             del self._models[name]
+        if paths:
+            return found.problem or name_problem(name)
         # A missing version that a policy chooses has its own status.
-        is_misplaced = folder.is_dir() and (paths or not wanted)
-        return (found.problem if is_misplaced else "") or (paths and name_problem(name)) or ""
+        is_misplaced = not wanted and await asyncio.to_thread(folder.is_dir)
+        return found.problem if is_misplaced else ""
 
     async def _try(self, version: ServedVersion, path: Path | None) -> None:
         """Load a version, unless it does not exist or these very files failed before.

@@ -181,9 +181,9 @@ class Servable:
 
     async def close(self) -> None:
         """Answer the waiting requests and end all threads. No request may follow."""
-        await self.batcher.close()
         if self.decoder:
-            self.decoder.close()
+            await self.decoder.close()
+        await self.batcher.close()
 
 
 def _is_about_values(error: ComputationError) -> bool:

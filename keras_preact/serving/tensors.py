@@ -54,6 +54,11 @@ class TensorSpec:
     smallest: tuple[int, ...] = ()
     vocabulary: int | None = None
 
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of its axes, with -1 for any."""
+        return [-1 if length is None else length for length in self.shape]
+
     def check(self, array: np.ndarray) -> np.ndarray:
         """Return `array` as an input: numbers of its own dtype, or texts, which are arrays of
         objects.
@@ -144,6 +149,8 @@ class TensorSpec:
         """Return a sentence if an example has values so large that a sound network may
         overflow, else None: no image has them, or none that fits the network.
         """
+        if self.dtype.startswith("int"):  # tokens, which `check` compared with the vocabulary
+            return None
         low, high = (-LARGEST, LARGEST) if self.expected is None else self.expected.bounds
         span = 0 if self.expected is None else high - low
         smallest, largest = float(example.min()), float(example.max())

@@ -59,25 +59,33 @@ async def model_metadata(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """Every model, with what a person needs to choose one and send it an image.
-    TensorFlow Serving has no such list.
+    """Every model and each of its versions, with what a person needs to choose one and send
+    it an image; a model itself is described by its highest available version. TensorFlow
+    Serving has no such list.
     """
     repository = request.app.state.repository
-    newest = {one.name: one for one in repository.servables()}  # the last is the highest version
     entries = []
     for name in repository.names():
-        states = [
-            {"version": str(one.version), "state": one.state} for one in repository.status(name)
+        status = repository.status(name)
+        available = [one.servable for one in status if one.state == "AVAILABLE"]
+        versions = [
+            {"version": str(one.version), "state": one.state} | _about(one.servable)
+            for one in status
         ]
-        one = newest.get(name)
-        shape = one and {"shape": one.signatures[DEFAULT_SIGNATURE].input.shape}
-        about = {
-            "classes": one and len(one.classes),
-            "input": shape,
-            "takes_images": one is not None and "predict_bytes" in one.signatures,
-        }
-        entries.append({"name": name, "versions": states} | about)
+        about = _about(available[-1] if available else None)
+        entries.append({"name": name, "versions": versions} | about)
     return json_response({"models": entries})
+
+
+def _about(servable: Servable | None) -> dict[str, Any]:
+    """Describe a version. None: it is not loaded, and nothing is known about it."""
+    if servable is None:
+        return {"classes": None, "input": None, "takes_images": False}
+    return {
+        "classes": len(servable.classes),
+        "input": {"shape": servable.signatures[DEFAULT_SIGNATURE].input.shape},
+        "takes_images": "predict_bytes" in servable.signatures,
+    }
 
 
 def parse_predict(request: Request, body: bytes, servable: Servable) -> Call:
@@ -190,7 +198,7 @@ def parse_classify(request: Request, body: bytes, servable: Servable) -> Call:
         )
     spec = ways[name].input
     array = _from_json([one[name] for one in merged], spec, servable)
-    lengths = [-1 if length is None else length for length in spec.shape[1:]]
+    lengths = spec.lengths[1:]
     if array.ndim == 2 and math.prod(lengths) == array.shape[1]:
         array = array.reshape(-1, *lengths)  # flat, as in a tf.train.Example
     return Call.of(ways[name], array)

@@ -38,8 +38,7 @@ async def model_config(request: Request) -> Response:
 
 def _described(spec: TensorSpec) -> dict[str, Any]:
     datatype = "STRING" if spec.dtype == "string" else spec.dtype.upper().replace("FLOAT", "FP")
-    lengths = [-1 if length is None else length for length in spec.shape[1:]]
-    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": lengths}
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": spec.lengths[1:]}
 
 
 async def model_statistics(request: Request) -> Response:

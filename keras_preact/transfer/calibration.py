@@ -71,7 +71,9 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, activation: str | No
         expected = outputs.probabilities(scale * logits) * logits
         return (expected.sum(axis=1) if activation == "softmax" else expected).mean() - at_labels
 
-    if at_labels == _of_right_answers(logits, activation) or slope(0.0) >= 0:
+    # the mean of the logits at the labels if every answer is right
+    highest = 0.0 if activation == "softmax" else float(np.maximum(logits, 0).mean())
+    if at_labels == highest or slope(0.0) >= 0:
         raise ValueError(
             f"Cannot fit a temperature: all {len(labels)} images are classified correctly, or no "
             "better than by chance. Use more held-out images."
@@ -83,11 +85,6 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray, activation: str | No
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return 1 / high
-
-
-def _of_right_answers(logits: np.ndarray, activation: str) -> float:
-    """Return what the mean of the logits at the labels is if every answer is right."""
-    return 0.0 if activation == "softmax" else float(np.maximum(logits, 0).mean())
 
 
 def _activation_for(labels: np.ndarray, count: int) -> str:

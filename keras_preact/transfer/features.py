@@ -12,7 +12,7 @@ from keras_preact.transfer import _places
 
 
 def feature_extractor(
-    model: UnitNetwork, outputs: Sequence[str | int] | None = None
+    model: UnitNetwork, outputs: str | int | Sequence[str | int] | None = None
 ) -> keras.Model:
     """Return a model that shares the network's layers and returns the features of some
     places in it.
@@ -42,8 +42,8 @@ def feature_extractor(
     Args:
         model: A network of residual units. It stays as it is; training one of the two
             trains the other.
-        outputs: Names of places. An integer counts stem and stages: 0 is the stem, 1
-            the first stage, -1 the last one. None: all stages.
+        outputs: Names of places, or one. An integer counts stem and stages: 0 is the
+            stem, 1 the first stage, -1 the last one. None: all stages.
 
     Returns:
         A model that returns a dictionary from the name of each place to its tensor. Use
@@ -65,6 +65,8 @@ def feature_extractor(
     """
     counted = ["stem", *_places.stages(model)]
     requested = counted[1:] if outputs is None else outputs
+    if isinstance(requested, str | int | np.integer):
+        requested = [requested]
     names = [_name(model, place, counted) for place in requested]
     if not names:
         raise ValueError(f"`outputs` must name at least one place. Received: outputs={outputs!r}")

@@ -61,7 +61,9 @@ def unfreeze(model: UnitNetwork) -> None:
             continue
         layer.trainable = True
         if norm is not None and not norm.trainable:
-            _freeze_norms(layer, type(norm))
+            for inner in keras_private.layers(layer):
+                if isinstance(inner, type(norm)):
+                    inner.trainable = False
 
 
 def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
@@ -100,12 +102,8 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
 
 
 def _normalization(model: UnitNetwork) -> keras.Layer | None:
-    """Return a new normalisation like the network's, or None if it has none."""
-    normalization = chains.get_normalization(model.arguments.get("normalization", "none"))
-    return next(iter(chains.normalization(normalization, -1, 1, name="norm")), None)
-
-
-def _freeze_norms(layer: keras.Layer, norm_class: type[keras.Layer]) -> None:
-    for sublayer in keras_private.layers(layer):
-        if isinstance(sublayer, norm_class):
-            sublayer.trainable = False
+    """Return a layer with the options of the network's normalisation, or None if it has none.
+    The network's own layers are of its class, or of one that is derived from it.
+    """
+    kind = model.arguments.get("normalization", "none")
+    return chains.normalization_template(chains.get_normalization(kind))

@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_preact import blocks
 from keras_preact.layers import chains
+from keras_preact.layers.spatial import reordered
 from keras_preact.models import named_weights
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.named_weights import Entry
@@ -240,12 +241,13 @@ class Family:
             **{key: value for key, value in options.items() if key not in blocks.options_of(block)},
         }
         if input_shape is None:
-            input_shape = in_format(shape, "channels_last", network_options.get("data_format"))
+            target = network_options.get("data_format")
+            input_shape = reordered(shape, "channels_last", target)
         model = ResidualNetwork(
             structure.stages,
             block=block,
             input_shape=input_shape,
-            classes=classes or structure.classes or 1,
+            classes=(structure.classes or 1) if classes is None else classes,
             **network_options,
         )
         entries = self.entries([stage.units for stage in stages(model)])
@@ -396,18 +398,6 @@ def assign(layers: Iterable[keras.Layer], values: Mapping[str, np.ndarray]) -> N
     for layer in layers:
         for weight in layer.weights:
             weight.assign(values[f"{layer.name}/{weight.name}"])
-
-
-def in_format(
-    shape: Sequence[int | None], source: str | None, target: str | None
-) -> tuple[int | None, ...]:
-    """Return an image's shape in another data format. None is Keras' default format."""
-    source, target = (
-        keras.config.image_data_format() if name is None else name for name in (source, target)
-    )
-    if source == target:
-        return tuple(shape)
-    return (shape[-1], *shape[:-1]) if target == "channels_first" else (*shape[1:], shape[0])
 
 
 def _effective(key: str, value):

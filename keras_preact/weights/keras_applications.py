@@ -13,18 +13,11 @@ import keras
 import numpy as np
 
 from keras_preact import arrangements, blocks
+from keras_preact.layers.spatial import reordered
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import layout
-from keras_preact.weights.family import (
-    Family,
-    Sample,
-    assign,
-    in_format,
-    some,
-    stages,
-    values_of,
-)
+from keras_preact.weights.family import Family, Sample, assign, some, stages, values_of
 
 #: Every convolution without a normalisation after it has a bias.
 FAMILY = Family(
@@ -116,7 +109,7 @@ def from_keras_applications(
         )
     shape = source_options.pop("input_shape", None)
     if shape is not None:
-        shape = in_format(shape, source_options["data_format"], "channels_last")
+        shape = reordered(shape, source_options["data_format"], "channels_last")
     return FAMILY.convert(
         state,
         input_shape=input_shape,
@@ -172,7 +165,7 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
         include_top=config["include_top"],
         # `input_shape` would have to be fixed, with at least 32 pixels. But `input_tensor` makes a
         # model with a list of inputs.
-        input_tensor=keras.Input(in_format(config["input_shape"], config["data_format"], None)),
+        input_tensor=keras.Input(reordered(config["input_shape"], config["data_format"], None)),
         pooling=config["pooling"],
         classes=config["classes"],
         classifier_activation=keras.activations.get(config["classifier_activation"]),
@@ -253,7 +246,7 @@ def _numbered_weights(path: pathlib.Path, layers) -> dict[str, np.ndarray]:
             f"{', '.join(map(str, convolutions))} convolutions. Received: source={str(path)!r} "
             f"with {count}"
         )
-    image = in_format((32, 32, layers["conv2d/vars/0"].shape[2]), "channels_last", None)
+    image = reordered((32, 32, layers["conv2d/vars/0"].shape[2]), "channels_last", None)
     kernel = layers.get("dense/vars/0")
     classes = {"include_top": False} if kernel is None else {"classes": kernel.shape[1]}
     model = CLASSES[convolutions[count]](weights=None, input_tensor=keras.Input(image), **classes)

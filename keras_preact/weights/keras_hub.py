@@ -10,10 +10,11 @@ from typing import Any
 import keras
 
 from keras_preact import arrangements, blocks
+from keras_preact.layers.spatial import reordered
 from keras_preact.models import named_weights
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import layout
-from keras_preact.weights.family import Family, Sample, assign, in_format, stages, values_of
+from keras_preact.weights.family import Family, Sample, assign, stages, values_of
 
 #: Our names of blocks to keras-hub's.
 BLOCKS = {"basic": "basic_block", "bottleneck": "bottleneck_block"}
@@ -116,7 +117,7 @@ def from_keras_hub(
             **head_options,
             **options,
         },
-        shape=in_format(backbone.image_shape, backbone.data_format, "channels_last"),
+        shape=reordered(backbone.image_shape, backbone.data_format, "channels_last"),
     )
 
 

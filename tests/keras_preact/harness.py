@@ -2,6 +2,7 @@
 on any backend, and checks for every network.
 """
 
+import dataclasses
 import itertools
 import json
 import re
@@ -14,24 +15,8 @@ import keras_preact as kp
 from keras_preact.options import nested
 from tests import reference
 
-#: Fields of `reference.Unit` that are arguments of `ResidualUnit` as well.
-SHARED_OPTIONS = (
-    "block",
-    "strides",
-    "arrangement",
-    "shortcut",
-    "shape_shortcut",
-    "activate_shape_shortcut",
-    "stride_on",
-    "normalization",
-    "activation",
-    "groups",
-    "dilation",
-    "dilated_strides",
-    "downsampling",
-    "squeeze_excitation",
-    "standardize_weights",
-)
+#: Options of `reference.Unit`; most are those of `ResidualUnit`.
+REFERENCE_OPTIONS = {field.name for field in dataclasses.fields(reference.Unit)}
 
 #: The shortcuts of Table 1, and those whose h is an identity.
 TABLE_1 = list(kp.SHORTCUTS)[:7]
@@ -222,12 +207,8 @@ def unit_on(x, filters, seed=0, **options):
 
 def reference_of(unit, **options) -> reference.Unit:
     """The NumPy unit with the weights of `unit`; `options` are the options of `unit`."""
-    options = {
-        key: value
-        for key, value in options.items()
-        if key in (*SHARED_OPTIONS, "training", "factors", "over", "hyper")
-    }
-    return reference.Unit(weights(unit), unit.filters, **options)
+    known = {key: value for key, value in options.items() if key in REFERENCE_OPTIONS}
+    return reference.Unit(weights(unit), unit.filters, **known)
 
 
 def value_and_grad(layer, x, cotangent, training=True):

@@ -38,18 +38,6 @@ def test_a_frozen_template_freezes_the_norms_alone():
     assert trained == ["conv_1", "conv_2"]
 
 
-@pytest.mark.backend
-def test_fit_leaves_frozen_layers_alone():
-    model = kp.models.resnet_cifar(8, width_factor=0.125, input_shape=(8, 8, 3))
-    for layer in model.layers:
-        layer.trainable = layer.name == "head_classifier"
-    before = harness.weights(model)
-    harness.compiled(model, jit_compile=False)
-    model.fit(harness.images(4, 8, 8, 3), np.arange(4), batch_size=2, verbose=0)
-    model.predict(harness.images(4, 8, 8, 3), verbose=0)
-    assert harness.changed(model, before) == {"head_classifier/kernel", "head_classifier/bias"}
-
-
 # --- What is frozen inside layers, through every copy
 
 
@@ -213,6 +201,14 @@ def test_units_of_a_stack_with_different_frozen_layers():
     freeze_norms(model.units[1])
     message = harness.error_of(lambda: kp.models.stack(model))
     assert "branch/norm_0, branch/norm_1 in stage1_unit2 and stage1_unit3" in message
+    model.units[1].trainable = False
+    message = harness.error_of(lambda: kp.models.stack(model))
+    assert "Received: only stage1_unit2 frozen" in message
+
+
+def test_copies_of_units_are_frozen_if_the_units_are():
+    units = frozen(freeze_first_stage, True).copy_units()
+    assert [unit.trainable for unit in units] == [False] * 3 + [True] * 3
 
 
 def test_training_never_changes_a_whitening_stem():

@@ -233,7 +233,7 @@ NAMES = {"softmax": ["a", "b", "c"], "binary": ["no", "yes"]}
 @pytest.mark.parametrize(
     ("name", "maker"),
     [
-        *((name, "network") for name in KINDS),
+        *((name, "nested" if name in ("logits", "several") else "network") for name in KINDS),
         ("binary", "layers"),
         pytest.param("several logits", "layers", marks=pytest.mark.soak),
     ],
@@ -289,6 +289,37 @@ def test_exports(name, maker, tmp_path, monkeypatch, capsys):
         card = json.loads((path.parent / "model_card.json").read_text())
         assert card["activation"] == kind.probabilities
         assert card["check"]["accuracy"]["model"] == pytest.approx(1 - 1 / len(X))
+
+
+def nested_twice(model):
+    inputs = keras.Input((6, 6, 1))
+    return keras.Model(inputs, model(inputs))
+
+
+def in_a_sequence(model):
+    return keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Rescaling(1.0), model])
+
+
+@EVERY
+@pytest.mark.parametrize("wrap", [nested_twice, in_a_sequence])
+def test_the_logits_of_a_classifier_inside_a_model(name, maker, wrap):
+    model, logits = made(name, maker)
+    kind, outer = KINDS[name], wrap(model)
+    if kind.loss is not None:  # only the outer model is compiled
+        outer.compile("sgd", model.loss)
+    scores = _scores.take_apart(outer)
+    assert (scores.activation, scores.outputs.count) == (kind.probabilities, kind.outputs)
+    found = _check.expected(scores, X)
+    harness.close(found["logits"], logits, 1e-4)
+    harness.close(found["probabilities"], probabilities(name, logits), 1e-4)
+    of_export = scores.core(X)
+    harness.close(harness.numpy(of_export[0]), logits, 1e-4)
+    assert of_export[1].shape == (len(X), 4)
+    if kind.activation is None:
+        last = keras.layers.Activation(kind.probabilities)
+        sure = _scores.take_apart(keras.Sequential([outer, last]))
+        assert (sure.activation, sure.gives_probabilities) == (kind.probabilities, True)
+        harness.close(harness.numpy(sure.core(X)[0]), logits, 1e-4)
 
 
 WRONG = [

@@ -81,7 +81,7 @@ def compare(name, **options):
     harness.randomize(model)
     x = harness.images(2, *model.input_shape[1:])
     unit_options = facts.get("options", {}) | {
-        k: v for k, v in options.items() if k in harness.SHARED_OPTIONS
+        k: v for k, v in options.items() if k in harness.REFERENCE_OPTIONS
     }
     expected = reference.Network(harness.weights(model), **facts | {"options": unit_options})
     logits = expected(x)

@@ -1,5 +1,7 @@
 """The optimisers against their equations in NumPy. Muon has its own file."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -41,7 +43,12 @@ PATHS = ("stem/kernel", "stem/bias", "norm_0/gamma", "norm_0/beta")
 
 @pytest.mark.parametrize(
     ("words", "decayed"),
-    [((), PATHS), (("norm", "bias"), PATHS[:1]), (("beta", "stem"), PATHS[2:3])],
+    [
+        ((), PATHS),
+        (("norm", "bias"), PATHS[:1]),
+        (("beta", "stem"), PATHS[2:3]),
+        ("norm", PATHS[:2]),  # one word, not its letters
+    ],
 )
 def test_weights_with_a_word_in_their_path_are_not_decayed(words, decayed):
     variables = [harness.variable([1.0], path) for path in PATHS]
@@ -194,6 +201,7 @@ def test_bad_arguments():
         ({"use_ema": True, "ema_overwrite_frequency": 5} | accumulated, "Received: 5 and 2"),
         ({"weight_decay": 1e-4}, "coupled_weight_decay"),
         ({"coupled_weight_decay": -1}, "must not be negative"),
+        *(({"rate_factors": {"stem": bad}}, "['stem']") for bad in (-1, math.inf, "1", None)),
     ):
         assert word in harness.error_of(lambda options=options: build(**options))
 
@@ -244,17 +252,20 @@ def test_words_that_fit_and_none(kind):
 
 
 @pytest.mark.backend
-@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize(
+    "excluded",
+    [{"var_names": ["bias", "beta"]}, {"var_names": "b[ei]"}, {"var_list": [1, 3]}],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_weights_that_keras_excludes_from_decay(kind, by_name):
+def test_weights_that_keras_excludes_from_decay(kind, excluded):
     variables = [harness.variable([1.0], path) for path in PATHS]
     # Muon trains vectors by AdamW, whose decay is an option of its own
     names = {"CoupledSGD": "coupled_weight_decay", "Muon": "adam_weight_decay"}
     made = OPTIMIZERS[kind](RATE, **{names.get(kind, "weight_decay"): DECAY})
-    if by_name:
-        made.exclude_from_weight_decay(var_names=["bias", "beta"])
-    else:
-        made.exclude_from_weight_decay(var_list=[variables[1], variables[3]])
+    if "var_list" in excluded:
+        excluded = {"var_list": [variables[i] for i in excluded["var_list"]]}
+    made.exclude_from_weight_decay(**excluded)
     made.apply([ops.zeros(1)] * 4, variables)
     values = [harness.numpy(variable)[0] for variable in variables]
     np.testing.assert_allclose(values, [1 - RATE * DECAY, 1, 1 - RATE * DECAY, 1], rtol=1e-6)
@@ -316,6 +327,11 @@ def test_muon_and_adamw_of_networks():
     for model in networks:
         optimizer = kp.optimizers.Muon()
         optimizer.build(model.trainable_weights)
+        one_word = kp.optimizers.Muon(exclude_layers="head_classifier")
+        one_word.build(model.trainable_weights)
+        by_adamw = [w.path for w in model.trainable_weights if one_word._should_use_adamw(w)]
+        kernels = [path for path in by_adamw if path.endswith("kernel")]
+        assert kernels == ["head_classifier/kernel"]
         by_muon = {w.path for w in model.trainable_weights if not optimizer._should_use_adamw(w)}
         assert by_muon
         assert not [path for path in by_muon if path.startswith(("stem", "head"))]

@@ -158,6 +158,10 @@ def test_strips(preprocessing, shape):
     np.testing.assert_allclose(resize_image(image, preprocessing, 28), want, atol=0.1)
 
 
+def test_a_number_is_that_of_the_only_channel():
+    assert Preprocessing(127.5, 64, 8) == Preprocessing((127.5,), (64.0,), 8)
+
+
 def test_other_interpolations():
     nearest = Preprocessing((0,), (1,), 4, interpolation="nearest")
     image = np.arange(4, dtype="uint8").reshape(2, 2, 1)
@@ -168,7 +172,9 @@ def test_other_interpolations():
 @pytest.mark.parametrize("size", [8, 28, 64, 160, 224])
 @pytest.mark.parametrize("preprocessing", [PREPROCESSING["imagenet"], PREPROCESSING["cifar10"]])
 def test_for_another_size_it_does_what_resizing_to_this_size_does(preprocessing, size):
+    size = np.int64(size)
     other = preprocessing.for_size(size)
+    assert Preprocessing(**json.loads(json.dumps(other.to_dict()))) == other
     assert (other.size, other.mean, other.crop) == (size, preprocessing.mean, preprocessing.crop)
     image = np.random.default_rng(0).integers(0, 256, (90, 70, 3), "uint8")
     want = resize_image(image, preprocessing, size)

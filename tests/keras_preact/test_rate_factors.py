@@ -25,6 +25,10 @@ FACTORS = {
     "branch": ({"branch": 0.5, "stem": 2.0}, {"/branch/": 0.5, "stem": 2.0}),
     "frozen": ({"stem": 0, "branch": 0}, {"stem": 0, "stage": 0}),
     "stages": ({"stage1": 0.5, "stage2": 0.5, "head": 2}, {"stage": 0.5, "head": 2}),
+    "longest": (
+        {"stage2_unit1": 2.0, "stage2": 0.5},
+        {"stage2_unit1": 2.0, "stage2": 0.5},
+    ),
     "inner": (
         {"stage1_unit1": 2.0, "branch": 0.0, "stage2/branch": 0.5, "stage2": 2.0},
         {"stage1": 0.0, "stage2": 0.5},

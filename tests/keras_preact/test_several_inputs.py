@@ -32,9 +32,7 @@ def model_of(kind: str) -> keras.Model:
     model = keras.Model(inputs, outputs)
     rng = np.random.default_rng(0)
     model.set_weights([abs(rng.normal(size=w.shape, scale=0.3)) + 0.1 for w in model.weights])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1), loss)
-    return model
+    return harness.compiled(model, keras.optimizers.SGD(0.1))
 
 
 LIST = [IMAGES, EXTRA]

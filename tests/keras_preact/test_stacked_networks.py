@@ -189,29 +189,6 @@ def test_stack_and_unstack_lose_no_bit():
     check_same_values(again, model)
 
 
-@pytest.mark.backend
-def test_frozen_layers_stay_frozen(tmp_path):
-    model = network()
-    for name in ("stage1_units", "stage2_unit1", "stem_conv"):
-        model.get_layer(name).trainable = False
-    model.save(tmp_path / "model.keras")
-    single = kp.models.unstack(model)
-    frozen = ["stem_conv", "stage1_unit2", "stage1_unit3", "stage2_unit1"]
-    names = [layer.name for layer in single.layers if layer.weights and not layer.trainable]
-    assert names == frozen
-    assert [unit.name for unit in model.copy_units() if not unit.trainable] == frozen[1:]
-    trained = [weight.path for weight in model.trainable_weights]
-    for copy in (keras.models.load_model(tmp_path / "model.keras"), kp.models.stack(single)):
-        assert [weight.path for weight in copy.trainable_weights] == trained
-    before = harness.weights(model)
-    fit(model, run_eagerly=BACKEND == "tensorflow")
-    own = ("stage1_units/", "stage2_unit1/", "stem_conv/")
-    assert harness.changed(model, before) == {path for path in before if not path.startswith(own)}
-    single.get_layer("stage1_unit3").trainable = True
-    message = harness.error_of(lambda: kp.models.stack(single))
-    assert "Received: only stage1_unit2 frozen" in message
-
-
 # Outputs and gradients of every unit
 
 

@@ -287,7 +287,7 @@ WRONG = [
     (lambda: block("attention", strides=2), "strides=2"),
     (lambda: block("attention", dropout=0.1), "dropout_at='before_addition'"),
     (lambda: network(depth=0), "depth=0"),
-    (lambda: network(input_shape=(6, 7, 3)), "(6, 7, 3), patch_size=2"),
+    (lambda: network(input_shape=(6, 7, 3)), "multiples of 2, the size of a square"),
     (lambda: network(input_shape=(None, 8, 3)), "(None, 8, 3)"),
     (lambda: network(patch_size=None), "(6, 8, 3), patch_size=None"),
     (lambda: network(patch_size=0), "patch_size=0"),

@@ -47,6 +47,12 @@ CALLS = {
     "transformer": lambda i, r: kp.models.transformer(
         i(1), width=i(8), num_heads=i(2), patch_size=i(2), input_shape=(i(4), i(4), i(1))
     ),
+    "Fixup": lambda i, r: kp.initializers.Fixup(i(3), seed=i(1)),
+    "DeltaOrthogonal": lambda i, r: kp.initializers.DeltaOrthogonal(r(2), seed=i(1)),
+    "CoupledSGD": lambda i, r: kp.optimizers.CoupledSGD(
+        r(0.5), momentum=r(0.5), coupled_weight_decay=r(0.25), gradient_accumulation_steps=i(2)
+    ),
+    "Muon": lambda i, r: kp.optimizers.Muon(r(0.5), weight_decay=r(0.25), rms_rate=r(0.25)),
     "vanilla_cnn": lambda i, r: kp.models.vanilla_cnn(
         i(5), filters=i(4), input_shape=(i(8), i(8), i(1))
     ),

@@ -124,6 +124,7 @@ def run_tests(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",  # names of files in a report may be no text
     )
 
 

@@ -308,6 +308,62 @@ def test_a_server_under_load(capsys):
         assert (one == 1) == (label == labels[0])
 
 
+@pytest.mark.process
+def test_an_export_in_the_engines(capsys):
+    options = "--engines plain openvino --batches 2 --rounds 2 --seconds 0.01 --output e.json"
+    command.main(["exports", str(SAMPLE), *words(options)])
+    printed, content = capsys.readouterr().out, json.loads(Path("e.json").read_text())
+    labels = [f"cifar10_resnet20/float32/{each}/batch=2" for each in ("plain", "openvino")]
+    assert list(content["summary"]) == labels
+    assert all(label in printed for label in labels)
+    for found in content["summary"].values():
+        assert found.keys() == {"images_per_second", "cpu_seconds"}
+        for figure in found.values():
+            assert (figure["rounds"], figure["ratio"]["over"]) == (2, labels[0])
+            assert 0 < figure["min"] <= figure["median"] <= figure["max"]
+    assert content["versions"].keys() >= {"tensorflow", "openvino"}
+
+
+@pytest.mark.process
+@pytest.mark.soak
+def test_networks_that_are_exported_for_it():
+    names = ["digits_resnet8_preact", "keras_applications_resnet50v2"]
+    options = "--precisions float32 bfloat16 int8 --batches 1 --rounds 1 --image-size 32"
+    options += " --seconds 0.01 --output e.json"
+    command.main(["exports", *names, *words(options)])
+    own = "digits_resnet8_preact"
+    assert list(json.loads(Path("e.json").read_text())["summary"]) == [
+        *(
+            f"{own}/{precision}/{engine}/batch=1"
+            for precision in ("float32", "bfloat16")
+            for engine in ("plain", "tensorflow", "openvino")
+        ),
+        f"{own}/int8/openvino/batch=1",
+        "keras_applications_resnet50v2/plain/batch=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "Give at least one model"),
+        ("no/such/folder", "no/such/folder is no folder"),
+        (".", "It has no version, which is"),
+        ("digits_resnet8_prect", "Did you mean 'digits_resnet8_preact'"),
+        ("digits_resnet8_preact:dtype=float32", "set by --precisions"),
+        ("timm_resnetv2_50", "timm_resnetv2_50 runs on torch"),
+        ("digits_resnet8_preact --batches 0", "batches must be positive. Received: 0"),
+        (f"{SAMPLE} --rounds 0", "rounds must be positive"),
+        (
+            "keras_applications_resnet50v2 --engines openvino",
+            "No engine computes any of the models",
+        ),
+    ],
+)
+def test_options_of_exports(options, message, capsys):
+    assert message in error_of(capsys, command.main, ["exports", *words(options)])
+
+
 def card_with(folder, **changes) -> Path:
     model = folder / "other"
     model.mkdir()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .. import cli
-from . import input, serve, very_deep
+from . import exports, input, serve, very_deep
 from .questions import QUESTIONS, Question
 
 DESCRIPTION = """Measure networks side by side, each in its own process, in turn (A B A B ...).
@@ -22,6 +22,7 @@ compile=true."""
 #: Name of a command to its question, which holds the options, or to a function that measures.
 COMMANDS: Mapping[str, Callable[..., Question | None]] = {
     **QUESTIONS,
+    "exports": exports.run,
     "input": input.run,
     "serve": serve.run,
     "very-deep": very_deep.run,

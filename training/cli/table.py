@@ -142,6 +142,7 @@ COMMANDS: Mapping[str, Command] = {
         {
             "benchmark step --models cifar_resnet20_preact": "time of a train step",
             "benchmark compile": "time to the first step, stacked or not",
+            "benchmark exports saved_models/cifar10_resnet20": "an exported network in each engine",
             "benchmark input PHOTOS": "how fast batches come from a folder",
             "benchmark serve saved_models/cifar10_resnet20": "the server under load",
             "benchmark very-deep preact --remat 33": "10,001 layers",

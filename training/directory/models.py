@@ -3,6 +3,7 @@
 import collections
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import keras
@@ -135,7 +136,13 @@ def save(model: keras.Model, path: Path, write: bool = True) -> None:
 
 def precision(model: keras.Model) -> str:
     """Return the dtype policy of a network: the one of most of its layers with weights."""
-    policies = collections.Counter(
-        layer.dtype_policy.name for layer in model.layers if layer.weights
-    )
+    policies = collections.Counter(_policies(model))
     return policies.most_common(1)[0][0] if policies else model.dtype_policy.name
+
+
+def _policies(model: keras.Model) -> Iterator[str]:
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            yield from _policies(layer)
+        elif layer.weights:
+            yield layer.dtype_policy.name

@@ -2,10 +2,11 @@
 MODULE:OBJECT for arrangement, shortcut and block.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -121,27 +122,44 @@ def build(name: str, given: Mapping[str, Any]) -> keras.Model:
     Args:
         name: The function as MODULE:FUNCTION.
         given: The arguments of the library's builders: `classes`, `input_shape`, `mean`,
-            `std`, `data_format`, and the options of --model that are given.
+            `std`, `data_format`, and the options of --model that are given. `dtype` is also
+            Keras' dtype policy while the function is called, which need not take it.
 
     Raises:
         UserError: for a function that does not take these arguments, or returns no
             network for them.
     """
-    function = builder(name)
+    function, dtype = builder(name), given.get("dtype")
+    signature = inspect.signature(function)
+    kinds = {each.kind for each in signature.parameters.values()}
+    if "dtype" not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+        given = {key: value for key, value in given.items() if key != "dtype"}
     try:
-        inspect.signature(function).bind(**given)
+        signature.bind(**given)
     except TypeError as error:
         raise UserError(
             f"--model.name {name} is called with the arguments {', '.join(given)}: {error}. Add "
             "them to the function, or **options for those that it hands on."
         ) from error
-    with functions.users_code(name):
-        network = function(**given)
-    _check(name, network, given)
-    # what a file gives: a Sequential model has other paths of weights there
-    loaded = through_file(network, [name])
+    with _policy(dtype):
+        with functions.users_code(name):
+            network = function(**given)
+        _check(name, network, given)
+        # what a file gives: a Sequential model has other paths of weights there
+        loaded = through_file(network, [name])
     loaded.set_weights(network.get_weights())
     return loaded
+
+
+@contextlib.contextmanager
+def _policy(dtype: str | None) -> Iterator[None]:
+    """Let layers compute in a dtype policy that are made without one."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype or before)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def _check(name: str, network: Any, given: Mapping[str, Any]) -> None:

@@ -71,7 +71,11 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
             f"The model {model.name!r} is not built. Call it once on a batch, then audit it."
         )
     is_noise = sample is None
-    sample = _checked(model, _noise(model) if is_noise else sample)
+    sample = _inputs.check_sample(model, _noise(model) if is_noise else sample, "sample")
+    if (size := _inputs.size(sample)) < 2:
+        raise ValueError(
+            f"`sample` must have at least 2 examples, for batch statistics. Received: {size}"
+        )
     at_inference = Graph(model, sample)
     graph = Graph(model, sample, training=True, like=at_inference)
     units = named_units(graph)
@@ -105,13 +109,3 @@ def _noise(model: keras.Model) -> np.ndarray:
     expected = expected_input(model)
     noise = np.moveaxis(np.random.default_rng(0).normal(size=(16, *shape)), expected.axis, -1)
     return np.moveaxis(noise * expected.std + expected.mean, -1, expected.axis).astype("float32")
-
-
-def _checked(model: keras.Model, sample):
-    """Return the sample as the model takes it, as arrays in the dtypes of its inputs."""
-    batch = _inputs.check_sample(model, sample, "sample")
-    if (size := _inputs.size(batch)) < 2:
-        raise ValueError(
-            f"`sample` must have at least 2 examples, for batch statistics. Received: {size}"
-        )
-    return batch

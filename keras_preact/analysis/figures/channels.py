@@ -19,8 +19,8 @@ def channel_heat_map(profile: ChannelProfile, baseline: ChannelProfile | None = 
             given, the figure shows `profile` minus `baseline`.
 
     Returns:
-        A `matplotlib.figure.Figure`. Channels of 0 and cells without a channel are
-        white.
+        A `matplotlib.figure.Figure`. Channels of 0, infinite ones and cells without a
+        channel are white.
 
     Raises:
         ValueError: for a baseline with other channels or another number of units.
@@ -41,8 +41,9 @@ def channel_heat_map(profile: ChannelProfile, baseline: ChannelProfile | None = 
             "`baseline` must have the channels and units of `profile`. Received: "
             f"{baseline.size.shape} and {profile.size.shape}"
         )
-    difference = profile.size - baseline.size
-    known = difference[~np.isnan(difference)]
+    with np.errstate(invalid="ignore"):  # of infinite sizes
+        difference = profile.size - baseline.size
+    known = difference[np.isfinite(difference)]
     most = float(np.abs(known).max()) if known.size else 0.0
     larger = 100 * float(np.mean(known > 0)) if known.size else 0.0
     return _drawn(
@@ -56,7 +57,7 @@ def channel_heat_map(profile: ChannelProfile, baseline: ChannelProfile | None = 
 
 def _sizes(size: np.ndarray) -> tuple[np.ndarray, str, Any]:
     """Return the cells, the title and the scale of colours of a figure of sizes."""
-    measured = size[~np.isnan(size)]
+    measured = size[np.isfinite(size)]
     positive = measured[measured > 0]
     least, most = (positive.min(), positive.max()) if positive.size else (0.0, 1.0)
     is_log = 0 < least < most / style.DECADE
@@ -64,7 +65,7 @@ def _sizes(size: np.ndarray) -> tuple[np.ndarray, str, Any]:
     sizes = style.spread((least, most)) if positive.size else "all 0"
     title = f"Mean size of a channel: {sizes}; {dead:.3g} % are 0"
     scale = _colors().LogNorm(least, most) if is_log else _colors().Normalize(min(least, 0.0), most)
-    return np.ma.masked_where(~(size > 0), size), title, scale
+    return np.ma.masked_where(~(np.isfinite(size) & (size > 0)), size), title, scale
 
 
 def _colors() -> Any:

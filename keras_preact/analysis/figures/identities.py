@@ -76,7 +76,11 @@ def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
         ("survival", "of its entries return", "Share of the entries (%)"),
     ):
         series = {name: getattr(path, field) for name, path in paths.items()}
-        title = f"At least {100 * min(map(np.nanmin, series.values())):.3g} % {what}"
+        values = np.concatenate(list(series.values()))
+        measured = values[~np.isnan(values)]
+        title = "No gradient to measure"
+        if measured.size:
+            title = f"At least {100 * measured.min():.3g} % {what}"
         panels.append(style.Panel(title, label, series, percent=field == "survival"))
     figure = style.depth_figure(panels, DEPTH, height=5.4)
     for axes in figure.axes:

@@ -58,7 +58,9 @@ def activation_norms(signals: Mapping[str, Propagation]) -> Any:
     `gradient_norms`.
     """
     style.need(signals)
-    growth = style.spread(network.x_norm[-1] / network.x_norm[0] for network in signals.values())
+    with np.errstate(divide="ignore", invalid="ignore"):  # of a network that died or diverged
+        ratios = [network.x_norm[-1] / network.x_norm[0] for network in signals.values()]
+    growth = style.spread(ratios)
     title = f"The signal after the last unit is {growth} times that before the first unit"
     series = {label: network.x_norm for label, network in signals.items()}
     return _by_depth(signals, DEPTH, style.Panel(title, "Norm of $x_l$", series))

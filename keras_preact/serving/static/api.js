@@ -59,7 +59,7 @@ function refusal(response, answer) {
   return new Problem(sentence + when, { status, detail, again: status !== 400 && status !== 413 });
 }
 
-/** Return the server's models: [{name, versions: [{version, state}], classes, input: {shape}, takes_images}]. */
+/** Return the server's models: [{name, versions: [{version, state, classes, input: {shape}, takes_images}]}]. */
 export async function models() {
   return (await ask("v1/models")).models;
 }

@@ -43,8 +43,8 @@ function offer(all) {
   const before = chosen();
   choices = all.flatMap((model) =>
     model.versions
-      .filter((version) => model.takes_images && version.state === "AVAILABLE")
-      .map(({ version }) => ({ name: model.name, version, classes: model.classes, shape: model.input.shape }))
+      .filter((version) => version.takes_images && version.state === "AVAILABLE")
+      .map(({ version, classes, input }) => ({ name: model.name, version, classes, shape: input.shape }))
       .sort((a, b) => b.version - a.version),
   );
   const times = (name) => choices.filter((choice) => choice.name === name).length;

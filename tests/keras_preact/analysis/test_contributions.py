@@ -51,6 +51,7 @@ def by_hand(model, classes, **options):
         {"shortcut": "constant_scaling"},
         {"shortcut": "shortcut_only_gating"},
         {"classifier_activation": "softmax"},
+        {"dtype": "float64"},
         {"hyper": (2, "none", "map"), "stacked": True},
         pytest.param({"hyper": (4, "sinkhorn", "pixel")}, marks=pytest.mark.backend),
         pytest.param(

@@ -79,6 +79,8 @@ SPECTRA = kp.analysis.WeightSpectra(
     *np.array([[4.0, 2, 0], [1.0, 0, 0], [6.0, 2, 0]]),
     left_out=(),
 )
+LESIONS_OF = np.array([0.5, 0.25, 0.75]), 0.125
+LESIONS = Lesions(UNITS, ((0,), (1,), (0, 1)), *LESIONS_OF)
 VARIANCES = (0.5, 1.0, 2.0)
 RUNS = {
     "a": {"loss": [2.0, 1.0, 0.1], "accuracy": [0] * 3, "val_accuracy": [0.25, nan, 0.75]},
@@ -146,6 +148,11 @@ LINES = {
     "spectral norms": (
         lambda: figures.spectral_norms({"a": SPECTRA}),
         [{"a": [4, 2, 0]}, {"a": [2.25, 1, 0]}],
+    ),
+    "lesions": (lambda: figures.lesion_errors(LESIONS), [{"mean": [12.5, 37.5, 75]}]),
+    "single lesions": (
+        lambda: figures.lesion_errors(Lesions(UNITS, ((0,), (1,), (2,)), *LESIONS_OF)),
+        [{"without the unit": [50, 25, 75], "whole network: 12.5 %": [12.5] * 2}],
     ),
     "training": (
         lambda: figures.training_curves(RUNS, "held-out"),
@@ -237,6 +244,25 @@ def test_training_curves_of_a_run(epochs):
 def test_no_epoch_is_chosen_on_the_test_images():
     figure = figures.training_curves({**RUNS, "plain": {"loss": np.ones(9)}})
     assert title(figure.axes[1]) == "Last test error: 25.00 to 37.50 %"
+
+
+@pytest.mark.parametrize("value", [0.0, nan, np.inf])
+def test_networks_that_died_or_diverged(value):
+    """They are drawn, without a warning, which would be an error here."""
+    fields = {
+        name: np.full_like(each, value)
+        for name, each in vars(signals()).items()
+        if isinstance(each, np.ndarray) and "cosine" not in name
+    }
+    nets = {"net": signals(weight_gradients={CONV: np.full(3, value)}, **fields)}
+    draws = [figures.gradient_norms, figures.activation_norms, figures.residual_ratio]
+    draws += [figures.alignment, figures.weight_gradients]
+    for draw in draws:
+        layout.check(draw(nets))
+    layout.check(figures.direct_paths({"net": DirectPath(UNITS, *np.full((2, 4), nan))}))
+    profile = kp.analysis.ChannelProfile(UNITS, np.array([[value] * 3, [1.0, 2.0, 3.0]]))
+    for baseline in (None, profile):
+        layout.check(figures.channel_heat_map(profile, baseline))
 
 
 def test_maps():
@@ -396,13 +422,7 @@ def test_training_health():
     layout.check(figure)
 
 
-def test_lesions_and_path_lengths():
-    errors = np.array([0.5, 0.25, 0.75])
-    figure = figures.lesion_errors(Lesions(UNITS, ((0,), (1,), (0, 1)), errors, 0.125))
-    axes = figure.axes[0]
-    assert axes.lines[0].get_ydata().tolist() == [12.5, 37.5, 75]
-    assert axes.collections[0].get_offsets().tolist() == [[1, 50], [1, 25], [2, 75]]
-    layout.check(figure)
+def test_path_lengths():
     shares = kp.analysis.path_lengths(10)
     figure = figures.path_length_shares(shares)
     assert [bar.get_height() for bar in figure.axes[0].patches] == shares.tolist()

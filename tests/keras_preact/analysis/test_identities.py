@@ -353,8 +353,4 @@ def test_where_nothing_arrives_nothing_is_measured():
         np.testing.assert_array_equal(values, [np.nan] * 7 + [0, 0, 1])
     plain = kp.analysis.direct_path(network(14, shortcut="none"), images)
     np.testing.assert_array_equal(plain.gain, [np.nan] * 5 + [0, 1])
-
-
-def test_expected_gains():
     assert kp.analysis.expected_gain("none", 1) == 0
-    assert kp.analysis.expected_gain("identity", 1000) == 1

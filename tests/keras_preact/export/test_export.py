@@ -4,8 +4,6 @@ import hashlib
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from keras_preact.classifiers import PROBABILITIES, Outputs
 from keras_preact.export import (
     _check,
     _children,
+    _directory,
     _flat,
     _scores,
     saved_model,
@@ -179,6 +178,24 @@ def test_image_files(export):
     harness.close(np.take_along_axis(scores, named["indices"], -1), highest, 1e-4)
     names = [[DIGITS[i] for i in row] for row in named["indices"]]
     assert named["classes"].astype(str).tolist() == names
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "preprocessing", "size"),
+    [
+        ((8, 12, 3), "float32", COLOURS, (8, 12)),
+        ((None, None, 3), "float32", COLOURS, (12, 12)),
+        ((None, 8, 3), "float32", COLOURS, (12, 8)),
+        ((8, 8, 3), "float32", None, None),  # whose normalisation is unknown
+        ((8, 8, 2), "float32", GRAYS, None),
+        ((8, 8, 3), "int32", COLOURS, None),
+        ((6,), "float32", GRAYS, None),
+    ],
+    ids=str,
+)
+def test_the_size_of_image_files(shape, dtype, preprocessing, size):
+    scores = types.SimpleNamespace(input_shape=shape, input_dtype=dtype, takes_pixels=False)
+    assert saved_model._size_of_files(scores, preprocessing) == size
 
 
 def test_wrong_images_are_refused(export):
@@ -437,6 +454,25 @@ def test_mixed_precision_is_exported_in_float32(labelled, tmp_path, monkeypatch)
     harness.close(logits, model.predict(images, verbose=0))
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_network_in_16_bits_inside_a_model_keeps_them(precision, labelled, tmp_path, monkeypatch):
+    monkeypatch.setattr(_check, "replay", in_this_process)
+    model, images, labels = labelled
+    inputs = keras.Input(model.input_shape[1:])
+    mixed = kp.transfer.changed_copy(model, dtype="mixed_bfloat16")
+    outer = keras.Model(inputs, mixed(inputs))
+    loaded, card = save_labelled(outer, images, labels, tmp_path / "m", precision)
+    logits = loaded.core(tf.constant(images))["logits"].numpy()
+    harness.close(logits, harness.numpy(outer(images)), 0.05 * np.abs(logits).max())
+    assert np.abs(logits - model.predict(images, verbose=0)).max() > 1e-4
+    if precision == "bfloat16":
+        assert card["check"]["accuracy"]["images"] == len(images)
+        message = "for the networks of this package"
+        plain = keras.Model(inputs, model(inputs))
+        with pytest.raises(ValueError, match=message):
+            save_labelled(plain, images, labels, tmp_path / "p", precision)
+
+
 @pytest.mark.process
 def test_int8(labelled, tmp_path, monkeypatch):
     """The convolutions are in 8 bits for OpenVINO; TensorFlow's answers are those of
@@ -572,53 +608,28 @@ def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeyp
     assert not list((tmp_path / "m" / "1").iterdir())
 
 
-#: For each line of stdin, "VERSION HOW FOLDER", publishes a version and answers "done". If it
-#: "waits", it answers that before it writes the card, and goes on after another line.
-PUBLISH = """
-import sys
-from pathlib import Path
-from keras_preact.export import _directory
-replace = Path.replace
-def late(path, target):
-    print("waits", flush=True), sys.stdin.readline()
-    return replace(path, target)
-while line := sys.stdin.readline():
-    version, how, folder = line.split()
-    Path.replace = late if how == "waits" else replace
-    with _directory.workshop(Path(folder)) as temporary:
-        (temporary / "version").mkdir()
-        _directory.publish(temporary, Path(folder), int(version), {})
-    print("done", flush=True)
-"""
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_the_card_is_that_of_the_highest_version(tmp_path, monkeypatch, first, second):
+    """Also if a process has chosen the card and not yet written it while another one publishes
+    its version.
+    """
+    replace = Path.replace
 
+    def publish(version):
+        with _directory.workshop(tmp_path / "m") as temporary:
+            (temporary / "version").mkdir()
+            _directory.publish(temporary, tmp_path / "m", version, {})
 
-@pytest.mark.process
-def test_two_processes_that_publish_leave_the_card_of_the_highest(tmp_path):
-    """One has chosen the card and not written it while the other does all."""
-    command = [sys.executable, "-c", PUBLISH]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    def late(path, target):
+        monkeypatch.setattr(Path, "replace", replace)
+        publish(second)
+        return replace(path, target)
 
-    def say(process, line):
-        print(line, file=process.stdin, flush=True)
-
-    with (
-        subprocess.Popen(command, text=True, **pipes) as waiting,
-        subprocess.Popen(command, text=True, **pipes) as other,
-    ):
-        for slow, quick in ((1, 2), (2, 1)):
-            folder = tmp_path / f"slow{slow}"
-            say(waiting, f"{slow} waits {folder}")
-            assert waiting.stdout.readline() == "waits\n"
-            say(other, f"{quick} at_once {folder}")
-            assert other.stdout.readline() == "done\n"
-            say(waiting, "go on")
-            while (answer := waiting.stdout.readline()) == "waits\n":  # it writes the card again
-                say(waiting, "go on")
-            assert answer == "done\n"
-            card = json.loads((folder / "model_card.json").read_text())
-            assert card["version"] == 2
-            names = sorted(path.name for path in folder.iterdir())
-            assert names == ["1", "2", "model_card.json"]
+    monkeypatch.setattr(Path, "replace", late)
+    publish(first)
+    assert json.loads((tmp_path / "m" / "model_card.json").read_text())["version"] == 2
+    names = sorted(path.name for path in (tmp_path / "m").iterdir())
+    assert names == ["1", "2", "model_card.json"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -629,8 +640,13 @@ def test_two_processes_that_publish_leave_the_card_of_the_highest(tmp_path):
         ({"classes": ["a", "a"]}, "unique"),
         ({"classes": "ab"}, "list of names"),
         ({"classes": [0, 1]}, "list of names"),
+        ({"classes": ["a", "\udcff"]}, "a string that UTF-8 can hold"),
         ({"metrics": {"loss": float("nan")}}, "cannot hold 'metrics'"),
         ({"top_k": 0}, "positive integer"),
+        *(
+            ({"max_accuracy_loss": share}, "a share of 1, such as 0.005. Received: max")
+            for share in (5, -0.1, float("nan"), "0.1")
+        ),
         ({"batch_sizes": []}, "at least one"),
         ({"batch_sizes": (4, 2)}, "rising order"),
         ({"batch_sizes": (0, 2)}, "positive integer"),
@@ -647,6 +663,7 @@ def test_two_processes_that_publish_leave_the_card_of_the_highest(tmp_path):
         ),
         ({"directory": "file"}, "a file"),
         ({"directory": "models/a:b"}, "needs another name. A colon ends .* Received: 'a:b'"),
+        ({"directory": "caf\udce9"}, "names are not UTF-8 are not served"),
         ({"directory": ".m"}, "start with a dot are not served. Received: '.m'"),
         ({"model": keras.Sequential([keras.layers.Dense(2)])}, "keras.Input"),
         ({"model": keras.layers.Dense(2)}, "functional"),

@@ -179,6 +179,7 @@ DAMAGE = [
         lambda path: (path / "more.txt").touch(),
         "It holds more.txt, which its model card does not list. Remove this file",
     ),
+    (lambda path: (path / "caf\udce9").touch(), r"It holds caf\udce9, which its model card"),
     (listed, "Its ../x is missing"),
     (lambda path: endless(path / "saved_model.pb"), "Its saved_model.pb is missing, or not a reg"),
     (lambda path: endless(path / CARD), f"It has no {CARD}: only exports"),
@@ -194,8 +195,10 @@ DAMAGE = [
 def test_damaged_files_are_named(one, damage, problem):
     one.check_files()
     damage(one.path)
-    with pytest.raises(VersionError, match=re.escape(problem)) as caught:
+    with pytest.raises(VersionError) as caught:
         one.check_files()
+    assert problem in caught.value.problem
+    assert caught.value.problem.isprintable()
     assert str(one.path) not in caught.value.problem
     assert str(caught.value).startswith(f"{one.path} cannot be used as an exported model. It")
 

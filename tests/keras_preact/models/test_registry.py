@@ -160,9 +160,11 @@ def test_names_of_other_libraries(name):
         (True, "kp.weights.from_timm(FILE)"),
         ("resnetv2_50.safetensors", "`keras-preact convert`"),
         ("ckpt.pth", "from_torch_cifar"),
+        ("nowhere/a.keras", "not an existing file"),
     ],
 )
-def test_weights_of_other_libraries(weights, part):
+def test_other_weights_are_found_before_building(weights, part, monkeypatch):
+    monkeypatch.setattr(imagenet, "ResidualNetwork", None)
     name = "imagenet_resnet50_preact"
     assert part in harness.error_of(lambda: kp.create_model(name, weights=weights))
 
@@ -328,17 +330,6 @@ def test_damaged_trained_weights(damage, tmp_path, monkeypatch):
 def test_every_file_of_weights_has_its_card():
     cards = {path.name.removesuffix(".json") for path in registry.TRAINED.glob("*.json")}
     assert {f"{name}.{weights}" for name, weights in TRAINED} == cards
-
-
-def test_bad_weights_are_found_before_building(monkeypatch):
-    monkeypatch.setattr(imagenet, "ResidualNetwork", None)
-    for weights, word in (
-        ("imagenet", "weights in this package"),
-        (True, "weights='True'"),
-        ("nowhere/a.keras", "not an existing file"),
-    ):
-        call = functools.partial(kp.create_model, "imagenet_resnet200_preact", weights=weights)
-        assert word in harness.error_of(call)
 
 
 @pytest.mark.parametrize(

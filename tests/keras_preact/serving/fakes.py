@@ -83,7 +83,9 @@ class Network:
 
 
 def decode(files):
-    """Return images whose values are the numbers that the files are."""
+    """Return images whose values are the numbers that the files are. Fails for 668."""
+    if b"668" in files.numpy():
+        raise KeyError("/secret/path of TensorFlow")
     for number, file in enumerate(files.numpy()):
         if not file.isdigit():
             message = f"<<image {number} is no number>>"

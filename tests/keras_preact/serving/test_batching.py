@@ -56,7 +56,7 @@ async def batching(network, **options):
     finally:
         network.release()
         await batcher.close()
-        batcher._thread.shutdown()
+        batcher._threads.shutdown()
     after = set(threading.enumerate()) - before
     assert not [one for one in after if one.name.startswith("batcher-")]
 

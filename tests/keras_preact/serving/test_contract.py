@@ -14,6 +14,7 @@ import pytest
 
 from keras_preact.serving import logs, tensors
 from keras_preact.serving.errors import RequestError
+from tests.keras_preact.serving import fakes
 
 V1, V2 = "/v1/models/toy", "/v2/models/toy"
 PREDICT, CLASSIFY, INFER = f"{V1}:predict", f"{V1}:classify", f"{V2}/infer"
@@ -411,7 +412,8 @@ def test_scores_of_files_that_are_not_finite(server):
     check_refusal(server.ask("POST", INFER, {"inputs": [file]}), 500, "for example 0")
 
 
-EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the model raises
+EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the network raises
+EVIL_FILE = {"image_bytes": "668"}  # on which the decoder raises
 
 
 @pytest.mark.parametrize(
@@ -420,6 +422,9 @@ EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the model raises
         (PREDICT, {"instances": [EVIL]}),
         (CLASSIFY, {"examples": [{"images": EVIL}]}),
         (INFER, tensor(data=[666, 1, 1, 1])),
+        (PREDICT, files("1", EVIL_FILE)),
+        (CLASSIFY, {"examples": [EVIL_FILE]}),
+        (INFER, {"inputs": [TEXTS | {"shape": [1], "data": ["668"]}]}),
     ],
 )
 def test_only_the_log_tells_of_an_internal_error(server, path, body, caplog):
@@ -464,6 +469,11 @@ def test_tokens_outside_the_vocabulary(token, is_known):
         return
     with pytest.raises(RequestError, match=r"must hold tokens from 0 to 19\. Received: numbers"):
         spec.check(np.array([[3, token]]))
+
+
+def test_no_token_is_to_blame_for_outputs_that_are_not_finite():
+    assert TOKENS.excess(np.array([3, 100_000])) is None
+    assert "from 3 to 1e+05 there" in fakes.IMAGES.excess(np.array([3, 100_000]))
 
 
 def test_tokens_in_json():

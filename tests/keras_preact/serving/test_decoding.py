@@ -1,4 +1,6 @@
-"""Files of all requests are decoded together, and each request gets its own images."""
+"""Files of all requests are decoded together, and each request gets its own images. What
+batches and decoding share is tested in `test_batching.py`.
+"""
 
 import asyncio
 import contextlib
@@ -51,7 +53,7 @@ async def decoding_with(decode, threads=1):
             yield decoder
     finally:
         decode.allowed.release(10**6)
-        decoder.close()
+        await decoder.close()
     assert not decoder._waiting
 
 
@@ -97,13 +99,6 @@ async def test_every_thread_gets_a_share():
     assert [len(call) for call in decode.calls] == [2, 2, 2]
 
 
-async def test_requests_of_the_same_moment_share_a_call():
-    decode = Decode()
-    async with decoding_with(decode) as decoder:
-        await asyncio.gather(*(decoder(files_of(i)) for i in range(5)))
-    assert [len(call) for call in decode.calls] == [5]
-
-
 async def test_large_files_are_decoded_alone(monkeypatch):
     monkeypatch.setattr(decoding, "MAX_BYTES", 10)
     decode = Decode()
@@ -131,25 +126,10 @@ async def test_a_file_that_fails_spoils_no_other(file, error, message):
     assert [len(call) for call in decode.calls] == [5, 1, 1, 1, 1, 1, 1]
 
 
-async def test_files_of_a_request_that_was_cancelled_are_not_decoded():
-    decode = Decode(released=False)
-    async with decoding_with(decode) as decoder:
-        [first] = await start(decoder, files_of(1))
-        await decode.is_entered()
-        gone, last = await start(decoder, files_of(8, 9), files_of(2))
-        gone.cancel()
-        await asyncio.wait([gone])
-        decode.allowed.release(10**6)
-        assert (await first).tolist() == [[1]]
-        assert (await last).tolist() == [[2]]
-    assert gone.cancelled()
-    assert flat(decode.calls) == [b"1", b"2"]
-
-
 async def test_a_file_that_comes_when_a_thread_has_just_ended_is_decoded(monkeypatch):
     """A worker finds no file, and the next one comes before anybody hears that it ended."""
     ended = asyncio.Event()
-    following = ImageDecoder._next_entries
+    following = ImageDecoder._next
 
     def noting(decoder):
         entries = following(decoder)
@@ -157,7 +137,7 @@ async def test_a_file_that_comes_when_a_thread_has_just_ended_is_decoded(monkeyp
             ended.set()  # wakes `late` before all callbacks of the worker's task
         return entries
 
-    monkeypatch.setattr(ImageDecoder, "_next_entries", noting)
+    monkeypatch.setattr(ImageDecoder, "_next", noting)
     async with decoding_with(Decode()) as decoder:
 
         async def late():
@@ -174,7 +154,7 @@ async def test_a_file_that_comes_when_a_thread_has_just_ended_is_decoded(monkeyp
 async def test_without_threads_every_request_gets_the_error():
     decode = Decode()
     async with decoding_with(decode) as decoder:
-        decoder.close()
+        await decoder.close()
         answers = await asyncio.gather(
             *map(decoder, [files_of(1), files_of(2)]), return_exceptions=True
         )

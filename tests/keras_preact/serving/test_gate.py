@@ -77,8 +77,25 @@ def test_a_terminal_shows_lines_for_people(server, caplog):
     [record] = wait_for(lambda: caplog.records)
     line = logs.TextFormatter().format(record)
     assert re.fullmatch(rf"\d\d:\d\d:\d\d POST {PREDICT}: 200, \d+\.\d ms", line)
+    caplog.clear()
+    server.ask("GET", "/%1b%5b2J%0afine%7f%c2%9b")
+    [record] = wait_for(lambda: caplog.records)
+    assert r" GET /\x1b[2J\x0afine\x7f\x9b: 404, " in logs.TextFormatter().format(record)
     warning = logging.LogRecord(LOGGER, logging.WARNING, "", 0, "%s is gone", ("toy",), None)
     assert logs.TextFormatter().format(warning).endswith(" warning: toy is gone")
+
+
+def test_a_name_that_is_no_text_does_not_end_the_log():
+    reading, writing = os.pipe()
+    log = logs.Log(logs.TextFormatter(), writing)
+    for text in ("caf\udce9", "after it"):
+        log.handle(logging.makeLogRecord({"msg": text, "levelno": logging.INFO}))
+        log.finish(60)
+    os.close(writing)
+    with open(reading) as pipe:
+        first, second = pipe.read().splitlines()
+    assert first.endswith(r"caf\udce9")
+    assert second.endswith("after it")
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -94,6 +111,19 @@ def test_the_log_is_for_people_only_on_a_terminal(is_terminal):
         os.close(descriptor)
     assert ("warning: it rains" in line) == is_terminal
     assert line.startswith("{") != is_terminal
+
+
+def test_errors_that_cause_each_other(server, monkeypatch):
+    def fail(rows):
+        one.__cause__, other.__context__ = other, one
+        raise one
+
+    one, other = KeyError("one"), ValueError("other")
+    monkeypatch.setattr(server.servable, "check_rows", fail)
+    assert (
+        server.ask("POST", PREDICT, INSTANCES | {"signature_name": "predict_bytes"}).status == 500
+    )
+    assert server.ask("GET", "/v2/health/live").status == 200
 
 
 LOCAL: dict[str, str] = {}

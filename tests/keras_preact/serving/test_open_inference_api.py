@@ -2,12 +2,16 @@
 hand.
 """
 
+import dataclasses
 import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from keras_preact.serving import open_inference_api
+from keras_preact.serving.settings import Settings
 from tests.keras_preact.serving import fakes
 
 INFER = "/v2/models/toy/infer"
@@ -152,6 +156,25 @@ def test_the_largest_values_with_their_classes(server, name, most, expected, bin
     document = {"inputs": [TENSOR], "outputs": [{"name": name, "parameters": parameters}]}
     [tensor] = outputs_of(server.ask("POST", INFER, document)).values()
     assert tensor.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("classes", "name", "expected"),
+    [
+        (
+            ["cat", "dog"],
+            "probabilities",
+            [["0.75:0:cat", "0.25:1:dog"], ["0.5:0:cat", "0.5:1:dog"]],
+        ),
+        (["dog"], "probabilities", [["0.25:0:dog"], ["0.5:0:dog"]]),
+        (["cat", "dog"], "logits", [["0.25:0"], ["0.5:0"]]),
+    ],
+)
+def test_the_classes_of_a_binary_classifier(classes, name, expected):
+    servable = fakes.load(Path("toy/7"), Settings("models"))
+    servable = dataclasses.replace(servable, classes=classes)
+    found = open_inference_api._largest(servable, name, np.array([[0.25], [0.5]]), 2)
+    assert found.tolist() == expected
 
 
 def test_metadata_and_health(server):

@@ -5,6 +5,7 @@ that knows whether it was closed.
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import shutil
@@ -24,6 +25,7 @@ from tests.keras_preact.export import layouts
 pytestmark = pytest.mark.anyio
 
 BROKEN, GONE = "broken", "gone"
+LATIN = os.fsdecode(b"caf\xe9")  # a name that is not UTF-8
 
 
 def export(model: Path, version: int, content: str = "good") -> Path:
@@ -197,6 +199,9 @@ async def test_a_name_that_no_address_of_v1_can_hold(tmp_path, polled, caplog):
         ({"m/v1": ""}, "m", ""),  # the model v1 is in the wrong place
         ({"m.onnx": "file"}, ".", "It holds no folder of a model"),
         ({}, ".", "It holds no folder of a model"),
+        ({f"{LATIN}/1": ""}, ".", f"that is not UTF-8: {re.escape(ascii(LATIN))}. Give"),
+        ({LATIN: None, f"{LATIN}.txt": "file"}, ".", "UTF-8"),
+        ({f"{LATIN}/1": ""}, LATIN, "UTF-8"),
     ],
 )
 async def test_a_folder_that_holds_no_models(tmp_path, polled, caplog, files, served, words):
@@ -527,6 +532,32 @@ def test_a_look_never_misses_both_the_old_version_and_the_new(tmp_path):
         with contextlib.suppress(OSError):
             assert layout(tmp_path / "model").versions
     thread.join()
+
+
+async def test_the_event_loop_never_waits_for_the_disk(tmp_path, monkeypatch):
+    """Which may hang, as a folder of another machine may."""
+    export(tmp_path / "good", 1)
+    set_policy(tmp_path / "good", {"specific": {"versions": [1, 2]}})
+    export(tmp_path / "broken", 1, BROKEN)
+    layouts.build(tmp_path / "misplaced", {"v1": ""})
+    threads = []
+
+    def noted(function):
+        def call(*arguments, **options):
+            threads.append(threading.current_thread())
+            return function(*arguments, **options)
+
+        return call
+
+    repository = Repository(Settings(tmp_path, drain_seconds=60.0), Loader())
+    with monkeypatch.context() as patch:
+        for name in ("stat", "listdir", "scandir", "open"):
+            patch.setattr(os, name, noted(getattr(os, name)))
+        await repository.start()
+    assert repository.problems() == {"broken": 1, "good": 1, "misplaced": 1}
+    assert threads
+    assert threading.main_thread() not in threads
+    await repository.stop()
 
 
 async def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled, caplog):

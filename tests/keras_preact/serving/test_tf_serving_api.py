@@ -1,12 +1,14 @@
 """TensorFlow Serving's REST API, against a model computed by hand."""
 
 import base64
+import dataclasses
 
 import numpy as np
 import pytest
 from google.protobuf import json_format
 
 from tests.keras_preact.serving import fakes
+from tests.keras_preact.serving.server_process import wait_for
 
 PREDICT = "/v1/models/toy:predict"
 CLASSIFY = "/v1/models/toy:classify"
@@ -114,16 +116,42 @@ def test_metadata_names_the_version(server):
         }
 
 
+ABOUT = {"classes": 3, "input": {"shape": [None, 2, 2, 1]}, "takes_images": True}
+SEVEN = {"version": "7", "state": "AVAILABLE"} | ABOUT
+UNKNOWN = {"classes": None, "input": None, "takes_images": False}
+
+
 def test_the_list_of_models(server):
     bad, toy = server.ask("GET", "/v1/models").json["models"]
-    assert toy == {
-        "name": "toy",
-        "versions": [{"version": "7", "state": "AVAILABLE"}],
-        "classes": 3,
-        "input": {"shape": [None, 2, 2, 1]},
-        "takes_images": True,
-    }
-    assert (bad["name"], bad["versions"][0]["state"], bad["takes_images"]) == ("bad", "END", False)
+    assert toy == {"name": "toy", "versions": [SEVEN]} | ABOUT
+    assert (
+        bad == {"name": "bad", "versions": [{"version": "1", "state": "END"} | UNKNOWN]} | UNKNOWN
+    )
+
+
+def test_the_list_describes_each_version_by_itself(monkeypatch):
+    """An older one may have other classes and other images, and take no image files."""
+    load, images = fakes.load, dataclasses.replace(fakes.IMAGES, shape=(None, 5, 5, 1))
+
+    def load_six(path, settings):
+        if path.name != "6":
+            return load(path, settings)
+        one = load(path.with_name("7"), settings)
+        default = dataclasses.replace(one.signatures["serving_default"], input=images)
+        signatures = {"serving_default": default}
+        return dataclasses.replace(one, version=6, classes=["a", "b"], signatures=signatures)
+
+    monkeypatch.setattr(fakes, "load", load_six)
+    with fakes.serving(versions="all", poll_seconds=0.01) as server:
+        folder = server.app.state.settings.directory / "toy"
+        (folder / ".6").mkdir()
+        (folder / ".6" / "saved_model.pb").touch()
+        (folder / ".6").rename(folder / "6")
+        wait_for(lambda: server.app.state.repository.available("toy") == [6, 7])
+        _, toy = server.ask("GET", "/v1/models").json["models"]
+    six = {"classes": 2, "input": {"shape": [None, 5, 5, 1]}, "takes_images": False}
+    assert toy["versions"] == [{"version": "6", "state": "AVAILABLE"} | six, SEVEN]
+    assert toy.items() >= ABOUT.items()
 
 
 PIXELS = np.linspace(0, 255, 8).reshape(2, 2, 2, 1)

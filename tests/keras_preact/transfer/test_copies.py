@@ -34,4 +34,22 @@ def test_bad_changes():
     model, copy = network(), kp.transfer.changed_copy
     assert "give head_classifier other weights" in harness.error_of(lambda: copy(model, classes=3))
     assert "drop_out" in harness.error_of(lambda: copy(model, drop_out=0.1))
+    assert "Received: 'head'" in harness.error_of(lambda: copy(model, ["stem_conv", "head"]))
     assert "residual" in harness.error_of(lambda: copy(keras.Sequential()))
+
+
+def test_new_weights_of_one_layer():
+    """A name is no list of names, of which it holds several."""
+    model = kp.models.ResidualNetwork(
+        [(4, 11, 1)],
+        stem="3x3",
+        stem_filters=4,
+        block="single",
+        input_shape=(4, 4, 1),
+        classes=2,
+        stacked=False,
+    )
+    harness.randomize(model)
+    before = harness.weights(model)
+    changed = harness.changed(kp.transfer.changed_copy(model, "stage1_unit10"), before)
+    assert {path.partition("/")[0] for path in changed} == {"stage1_unit10"}

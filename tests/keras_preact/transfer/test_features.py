@@ -3,6 +3,7 @@ stacked units.
 """
 
 import keras
+import numpy as np
 import pytest
 
 import keras_preact as kp
@@ -49,6 +50,8 @@ def test_all_stages_unless_told_otherwise_and_numbers_count_them():
     model = network()
     assert list(feature_extractor(model).output) == ["stage1", "stage2", "stage3"]
     assert list(feature_extractor(model, [-1, 0, 1]).output) == ["stage3", "stem", "stage1"]
+    for one, name in (("stage2", "stage2"), (-1, "stage3"), (np.int64(0), "stem")):
+        assert list(feature_extractor(model, one).output) == [name]
     extractor = feature_extractor(model, ["stage1"])  # shares layers, and has no other ones
     assert {id(weight) for weight in extractor.weights} < {id(weight) for weight in model.weights}
     assert not any("stage2" in weight.path for weight in extractor.weights)

@@ -154,6 +154,7 @@ def test_heads_classes_and_channels(source):
         (None, 40, 40, 1),
         (None, 3),
     )
+    assert "classes=0" in harness.error_of(lambda: convert(theirs, classes=0))
     whole = convert(theirs, input_shape=SHAPE)
     features = convert(theirs, input_shape=SHAPE, include_top=False, pooling="avg")
     x = harness.images(2, *SHAPE)

@@ -9,8 +9,8 @@ from keras_preact import weights
 from tests.keras_preact import harness
 from tests.keras_preact.weights.torch_nets import (
     CIFAR,
-    PreActResNet,
     check_same,
+    preact_resnet,
     randomized,
     torch,
 )
@@ -19,7 +19,7 @@ from tests.keras_preact.weights.torch_nets import (
 @pytest.mark.parametrize("last_norm", [False, True])
 def test_a_checkpoint_of_pytorch_cifar(tmp_path, last_norm):
     """Its training script saves `net` from DataParallel, with the accuracy beside it."""
-    net = randomized(PreActResNet((1, 1, 1, 1), last_norm=last_norm))
+    net = randomized(preact_resnet((1, 1, 1, 1), last_norm=last_norm))
     checkpoint = {"net": torch.nn.DataParallel(net).state_dict(), "acc": 95.1, "epoch": 199}
     torch.save(checkpoint, tmp_path / "ckpt.pth")
     for source in (tmp_path / "ckpt.pth", checkpoint, checkpoint["net"]):
@@ -49,7 +49,7 @@ def test_the_builder_makes_pytorch_cifars_networks(depth):
     """All names and shapes are theirs."""
     block, units, parameters = PREACT_RESNETS[depth]
     with torch.device("meta"):
-        net = PreActResNet(units, bottleneck=block == "bottleneck", width=64)
+        net = preact_resnet(units, bottleneck=block == "bottleneck", width=64)
     wanted = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     model = kp.models.resnet_imagenet(
         depth,
@@ -67,7 +67,7 @@ def test_the_builder_makes_pytorch_cifars_networks(depth):
 
 
 def test_the_original_order_of_pytorch_cifar():
-    state = PreActResNet((1, 1, 1, 1)).state_dict() | {"bn1.weight": torch.ones(8)}
+    state = preact_resnet((1, 1, 1, 1)).state_dict() | {"bn1.weight": torch.ones(8)}
     with pytest.raises(ValueError, match=r"with bn1\.weight are those of a ResNet in the original"):
         weights.from_torch_cifar(state)
 

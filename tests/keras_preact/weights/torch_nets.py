@@ -2,8 +2,6 @@
 released code's nesting and with the ports' attributes.
 """
 
-import collections
-
 import keras
 import numpy as np
 import pytest
@@ -104,60 +102,22 @@ def linear_in_a_container(*sizes):
     return nn.Sequential(nn.Identity(), nn.Linear(*sizes))
 
 
-class AttributesUnit(nn.Module):
-    """Its projection reads the raw input."""
+class PortsUnit(nn.Module):
+    """A unit of the PyTorch ports, whose projection `downsample` reads the raw input, or of
+    pytorch-cifar, whose projection `shortcut` reads the activated one.
+    """
 
-    def __init__(self, channels, filters, block, stride):
-        super().__init__()
-        rows = [(3, filters, stride), (3, filters, 1)]
-        if block == "bottleneck":
-            rows = [(1, filters, 1), (3, filters, stride), (1, 4 * filters, 1)]
-        out = rows[-1][1]
-        changes = stride > 1 or channels != out
-        projection = nn.Sequential(conv(channels, out, 1, stride))
-        self.downsample = projection if changes else nn.Identity()
-        for i, (size, width, strides) in enumerate(rows, 1):
-            self.add_module(f"bn{i}", nn.BatchNorm2d(channels))
-            self.add_module(f"conv{i}", conv(channels, width, size, strides))
-            channels = width
-
-    def forward(self, x):
-        shortcut, *layers = self.children()
-        residual = x
-        for norm, weight in zip(layers[::2], layers[1::2], strict=True):
-            residual = weight(torch.relu(norm(residual)))
-        return shortcut(x) + residual
-
-
-def attributes(units, block="bottleneck"):
-    """The network of the PyTorch ports."""
-    channels, parts = 4, {"conv1": conv(3, 4, 3)}
-    for s, filters in enumerate((4, 8, 12), 1):
-        stage = nn.Sequential()
-        for u in range(units):
-            stage.append(AttributesUnit(channels, filters, block, 2 if s > 1 and u == 0 else 1))
-            channels = filters * (4 if block == "bottleneck" else 1)
-        parts[f"layer{s}"] = stage
-    parts |= {"bn": nn.BatchNorm2d(channels), "relu": nn.ReLU(), "pool": nn.AdaptiveAvgPool2d(1)}
-    return nn.Sequential(
-        collections.OrderedDict(parts, flat=nn.Flatten(), fc=nn.Linear(channels, 10))
-    )
-
-
-class PreActBlock(nn.Module):
-    """A unit of pytorch-cifar: its projection reads the activated input."""
-
-    def __init__(self, channels, width, stride, bottleneck):
+    def __init__(self, channels, width, stride, bottleneck, projection):
         super().__init__()
         rows = [(3, width, stride), (3, width, 1)]
         if bottleneck:
             rows = [(1, width, 1), (3, width, stride), (1, 4 * width, 1)]
-        self.depth, out = len(rows), rows[-1][1]
+        self.depth, self.projection, out = len(rows), projection, rows[-1][1]
         if stride > 1 or channels != out:
-            self.shortcut = nn.Sequential(conv(channels, out, 1, stride))
+            self.add_module(projection, nn.Sequential(conv(channels, out, 1, stride)))
         for i, (size, filters, strides) in enumerate(rows, 1):
-            setattr(self, f"bn{i}", nn.BatchNorm2d(channels))
-            setattr(self, f"conv{i}", conv(channels, filters, size, strides))
+            self.add_module(f"bn{i}", nn.BatchNorm2d(channels))
+            self.add_module(f"conv{i}", conv(channels, filters, size, strides))
             channels = filters
 
     def forward(self, x):
@@ -165,33 +125,48 @@ class PreActBlock(nn.Module):
         branch = self.conv1(activated)
         for i in range(2, self.depth + 1):
             branch = getattr(self, f"conv{i}")(torch.relu(getattr(self, f"bn{i}")(branch)))
-        return branch + (self.shortcut(activated) if hasattr(self, "shortcut") else x)
+        if not hasattr(self, self.projection):
+            return branch + x
+        read = x if self.projection == "downsample" else activated
+        return branch + getattr(self, self.projection)(read)
 
 
-class PreActResNet(nn.Module):
-    """The network of pytorch-cifar, with four stages; with `last_norm` that of its forks."""
+class Ports(nn.Module):
+    """A network of these units, with a classifier of some name."""
 
-    def __init__(self, units, bottleneck=False, last_norm=False, width=8):
+    def __init__(self, widths, units, bottleneck, projection, classifier, last_norm):
         super().__init__()
-        channels, self.conv1 = width, conv(3, width, 3)
-        for s, count in enumerate(units, 1):
+        self.stages, self.classifier = len(widths), classifier
+        channels, self.conv1 = widths[0], conv(3, widths[0], 3)
+        for s, (width, count) in enumerate(zip(widths, units, strict=True), 1):
             stage = nn.Sequential()
             for u in range(count):
                 stride = 2 if s > 1 and u == 0 else 1
-                stage.append(PreActBlock(channels, width * 2 ** (s - 1), stride, bottleneck))
-                channels = width * 2 ** (s - 1) * (4 if bottleneck else 1)
-            setattr(self, f"layer{s}", stage)
+                stage.append(PortsUnit(channels, width, stride, bottleneck, projection))
+                channels = width * (4 if bottleneck else 1)
+            self.add_module(f"layer{s}", stage)
         if last_norm:
             self.bn = nn.BatchNorm2d(channels)
-        self.linear = nn.Linear(channels, 10)
+        self.add_module(classifier, nn.Linear(channels, 10))
 
     def forward(self, x):
         x = self.conv1(x)
-        for s in (1, 2, 3, 4):
+        for s in range(1, self.stages + 1):
             x = getattr(self, f"layer{s}")(x)
         if hasattr(self, "bn"):
             x = torch.relu(self.bn(x))
-        return self.linear(nn.functional.avg_pool2d(x, 4).flatten(1))
+        return getattr(self, self.classifier)(x.mean((2, 3)))
+
+
+def attributes(units, bottleneck=True):
+    """The network of the PyTorch ports."""
+    return Ports((4, 8, 12), 3 * [units], bottleneck, "downsample", "fc", last_norm=True)
+
+
+def preact_resnet(units, bottleneck=False, last_norm=False, width=8):
+    """The network of pytorch-cifar, with four stages; with `last_norm` that of its forks."""
+    widths = [width * 2**s for s in range(4)]
+    return Ports(widths, units, bottleneck, "shortcut", "linear", last_norm)
 
 
 #: A replica of every kind, small.
@@ -201,8 +176,8 @@ CIFAR = {
     "basic with projections": lambda: containers(2, "basic"),
     "linear in a container": lambda: containers(1, "basic", linear=linear_in_a_container),
     "attributes, bottleneck": lambda: attributes(2),
-    "attributes, basic": lambda: attributes(2, "basic"),
-    "pytorch-cifar": lambda: PreActResNet((1, 2, 1, 1)),
-    "pytorch-cifar, bottleneck": lambda: PreActResNet((2, 1, 1, 1), bottleneck=True),
-    "pytorch-cifar, last norm": lambda: PreActResNet((1, 1, 1, 1), last_norm=True),
+    "attributes, basic": lambda: attributes(2, bottleneck=False),
+    "pytorch-cifar": lambda: preact_resnet((1, 2, 1, 1)),
+    "pytorch-cifar, bottleneck": lambda: preact_resnet((2, 1, 1, 1), bottleneck=True),
+    "pytorch-cifar, last norm": lambda: preact_resnet((1, 1, 1, 1), last_norm=True),
 }

@@ -72,6 +72,28 @@ class TestSpecimen:
             assert label in np.array(labels)[places]
         assert len(set(opened.labels.tolist())) > 3
 
+    @pytest.mark.parametrize(
+        ("scaling", "shape", "least", "most"),
+        [
+            (keras.layers.Rescaling(1 / 255), (8, 8, 1), 0, 255),
+            (keras.layers.Rescaling(1 / 255, offset=-0.5), (8, 8, 1), 0, 255),
+            (keras.layers.Normalization(mean=0.5, variance=0.04), (8, 8, 1), 0, 1),
+            (keras.layers.Activation("linear"), (8, 8, 1), -1, 2),
+            (keras.layers.Rescaling(1 / 255), (9, 9, 1), 0, 255),
+            (keras.layers.Normalization(mean=0.5, variance=0.04), (9, 9, 1), 0, 1),
+        ],
+    )
+    def test_images_have_the_range_that_a_model_of_a_person_expects(
+        self, tmp_path, scaling, shape, least, most
+    ):
+        """The network is inside another model, with test images of digits or with noise."""
+        network = kp.models.resnet_cifar(8, input_shape=shape, width_factor=0.125)
+        keras.Sequential([keras.Input(shape), scaling, network]).save(tmp_path / "a.keras")
+        opened = open_specimen(str(tmp_path / "a.keras"), "final", None, 20, 0)
+        assert least <= opened.x.min() < opened.x.max() <= most
+        assert opened.x.max() - opened.x.min() > 0.7 * (most - least)
+        assert opened.audit()["sample scale"].status == "PASS"
+
     @pytest.mark.parametrize(("images", "more"), [(9, 3), (12, 12), (50, 12)])
     def test_a_small_test_set_measures_errors_too(self, tmp_path, images, more):
         pixels, labels = np.arange(12 * 64, dtype="uint8").reshape(12, 8, 8, 1), np.arange(12) % 10

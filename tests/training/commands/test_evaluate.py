@@ -323,8 +323,9 @@ AVERAGE, DEVIATION = 125.0, 64.0
 def small_classifier(outputs, *, takes_pixels=True, slope=SLOPE, activation=None):
     """Two classes, by the brightness."""
     layers = [keras.Input((1, 1, 1))]
-    if takes_pixels:
-        layers += [keras.layers.Rescaling(1 / DEVIATION, -AVERAGE / DEVIATION)]
+    if takes_pixels:  # True, or what they are divided by
+        scale = float(takes_pixels) / DEVIATION
+        layers += [keras.layers.Rescaling(scale, -AVERAGE / DEVIATION)]
     layers += [keras.layers.Flatten(), keras.layers.Dense(outputs, activation=activation)]
     model = keras.Sequential(layers)
     kernel = [[slope]] if outputs == 1 else [[-slope / 2, slope / 2]]
@@ -367,6 +368,24 @@ MEASURED = {
         loss_of(),
     ),
     "an export of normalised images": (normalised, "exported/m", loss_of()),
+    "an export of pixels divided by 255": (
+        lambda: exported(small_classifier(2, takes_pixels=255)),
+        "exported/m",
+        loss_of(),
+    ),
+    "an export that divides the pixels of files by 255": (
+        lambda: exported(
+            small_classifier(2, takes_pixels=255),
+            preprocessing=kp.preprocessing.Preprocessing([0.0], [255.0], 1),
+        ),
+        "exported/m",
+        loss_of(),
+    ),
+    "a file for pixels divided by 255": (
+        lambda: small_classifier(2, takes_pixels=255).save("m.keras"),
+        "m.keras",
+        loss_of(),
+    ),
     "an export in 8 bits": (in_8_bits, "exported/m", loss_of(1.0)),
     **{
         f"a file with {outputs} outputs, activation {activation}": (

@@ -269,6 +269,19 @@ def test_kinds_of_networks(model, units):
     assert [weight.path for weight in loaded.weights] == [each.path for each in network.weights]
 
 
+@pytest.mark.parametrize("name", ["plain", "sequential", "of_package"])
+def test_the_precision_is_that_of_all_layers(name):
+    """The function may take it, ignore it, or hand it on."""
+    given = {"classes": 10, "input_shape": (8, 8, 1), "data_format": "channels_last"}
+    given |= {"mean": (0.0,), "std": (1.0,), "dtype": "mixed_bfloat16"}
+    network = parts.build(f"own_code:{name}", given)
+    used = {layer.compute_dtype for layer in network.layers if layer.weights}
+    assert "bfloat16" in used
+    assert used == {"bfloat16"} or name == "of_package"  # some of its layers stay in float32
+    assert {weight.dtype for weight in network.trainable_weights} == {"float32"}
+    assert keras.config.dtype_policy().name == "float32"
+
+
 def test_weights_that_the_function_has_set_stay():
     given = {"classes": 10, "input_shape": (8, 8, 1), "data_format": "channels_last"}
     network = parts.build("own_code:fixed", given | {"mean": (0.0,), "std": (1.0,)})

@@ -108,8 +108,7 @@ def open_specimen(
         return _open_run(path, checkpoint, data, images, again)
     if path.suffix == ".keras" and path.is_file():
         model = models.load_classifier(path)
-        pixels = any(layer.name == "preprocessing" for layer in model.layers)
-        batch = _batch(model, data, images, seed, pixels)
+        batch = _batch(model, data, images, seed)
         trained = not _is_untrained(model)
         weights = f"from {path.name}"
         if not trained:
@@ -118,7 +117,7 @@ def open_specimen(
     if target in kp.list_models():
         keras.utils.set_random_seed(seed)
         model = kp.create_model(target)
-        batch = _batch(model, data, images, seed, pixels=False) | {"more": None}
+        batch = _batch(model, data, images, seed) | {"more": None}
         return Specimen(target, model, f"new, seed {seed}", False, entry=target, **batch)
     if path.is_dir():
         runs.read_config(path)  # its error says what is missing
@@ -169,15 +168,15 @@ def _is_untrained(model) -> bool:
     return bool(as_new) and all(as_new)
 
 
-def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> dict[str, Any]:
-    """Return the fields of a `Specimen` that hold images: images of `data` if given, else
-    digits if they fit, else random images.
+def _batch(model, data: Data | None, images: int, seed: int) -> dict[str, Any]:
+    """Return the fields of a `Specimen` that hold images in the range that the network
+    expects: images of `data` if given, else digits if they fit, else random images.
     """
     if data is not None:
-        return _from_data(model, data, images, pixels)
+        return _from_data(model, data, images)
     shape = model.input_shape[1:]
     if shape in ((8, 8, 1), (64,)) and model.output_shape[-1] == 10:
-        return _from_data(model, Data("digits"), images, pixels)
+        return _from_data(model, Data("digits"), images)
     if None in shape:
         raise UserError(
             f"The input of {model.name} has no fixed shape; name a data set with --data. "
@@ -185,8 +184,12 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
         )
     rng = np.random.default_rng(seed)
     size = (images, *shape)
-    x = rng.uniform(0, 255, size) if pixels else rng.normal(size=size)
-    entries = "random pixels" if pixels else "random numbers (normal, mean 0, variance 1)"
+    expected = kp.models.expected_input(model)
+    if expected.is_plain:
+        x, entries = rng.normal(size=size), "random numbers (normal, mean 0, variance 1)"
+    else:
+        x = rng.uniform(*expected.bounds, size)
+        entries = "random numbers from {:.4g} to {:.4g}".format(*expected.bounds)
     labels = rng.integers(0, model.output_shape[-1], images)
     description = (
         f"{images} images of {' x '.join(map(str, shape))} {entries}. Images and labels are "
@@ -196,10 +199,15 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
 
 
 def _from_data(
-    model, data: Data, images: int, pixels: bool, classes: Sequence[str] | None = None
+    model,
+    data: Data,
+    images: int,
+    pixels: bool = False,
+    classes: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of a `Specimen` that hold images: test images of a data set.
-    `classes` has the names of the network's classes, if they are known.
+    """Return the fields of a `Specimen` that hold images: test images of a data set, in the
+    range that the network expects, or as `pixels`. `classes` has the names of the network's
+    classes, if they are known.
     """
     source = datasets.load(data)
     shape = model.input_shape[1:]
@@ -207,7 +215,7 @@ def _from_data(
     size = shape[0] if len(shape) == 3 else source.size
     x, labels = datasets.sample(source, source.test, 5 * images, size)
     if not pixels:
-        x = source.preprocessing.normalize(x)
+        x = _in_range(x, source, kp.models.expected_input(model))
     if len(shape) == 1:
         x = x.reshape(len(x), -1)
     if x.shape[1:] != shape and None not in shape:
@@ -222,3 +230,13 @@ def _from_data(
         "data": f"{min(images, len(x))} test images of {source.name}",
         "more": (x[rest].astype("float32"), labels[rest]),
     }
+
+
+def _in_range(pixels: np.ndarray, source, expected: kp.preprocessing.InputRange) -> np.ndarray:
+    """Return pixels in the range that a network expects."""
+    if expected.bounds == (0, 255):
+        return pixels
+    if expected.bounds == (0, 1):
+        return pixels / 255
+    normalised = source.preprocessing.normalize(pixels)
+    return normalised * np.mean(expected.std) + np.mean(expected.mean)

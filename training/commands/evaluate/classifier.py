@@ -103,12 +103,13 @@ def _of_keras(model, path: Path, output: Path, data: Data | None) -> Classifier:
     def logits_of(images: np.ndarray) -> np.ndarray:
         return _as_logits(np.asarray(model.predict_on_batch(images)), activation)
 
+    watched = _watched(logits_of, expected, path)
     return Classifier(
         path=path,
         output=output,
         outputs=max(2, model.output_shape[-1]),
         shape=model.input_shape[1:],
-        logits=_watched(logits_of, expected, path),
+        logits=lambda pixels: watched(_scaled(pixels, expected)),
         precision=models.precision(model),
         data=data,
     )
@@ -143,12 +144,15 @@ def _open_saved_model(path: Path) -> Classifier:
         return serve(images=tf.constant(pixels, tf.float32))["logits"].numpy()
 
     compute = _in_8_bits(version.path) if precision == "int8" else in_tensorflow
-    watched = _watched(compute, InputRange(np.array(mean), np.array(std)), version.path)
+    expected = InputRange(np.array(mean), np.array(std))
+    watched = _watched(compute, expected, version.path)
 
     def logits(pixels: np.ndarray) -> np.ndarray:
         if preprocessing is not None and not takes_pixels:
-            pixels = preprocessing.normalize(pixels)
-        return _as_logits(watched(pixels), "linear")
+            images = preprocessing.normalize(pixels)
+        else:
+            images = _scaled(pixels, expected)
+        return _as_logits(watched(images), "linear")
 
     options = described.get("config")
     return Classifier(
@@ -218,6 +222,11 @@ def _watched(
         return logits(images)
 
     return watched
+
+
+def _scaled(pixels: np.ndarray, expected: "InputRange") -> np.ndarray:
+    """Return pixels divided by 255 for a network that expects them, else the pixels."""
+    return pixels / 255 if expected.bounds == (0, 1) else pixels
 
 
 def _check_images(path: Path, shape: Sequence[int | None]) -> None:
