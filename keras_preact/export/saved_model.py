@@ -96,7 +96,7 @@ def save(
             model's.
         precision: `"float32"` converts a network of this package that computes in mixed
             precision; a model of another library keeps its dtypes. `"bfloat16"`:
-            convolutions in 16 bits, several times faster on CPUs with AMX; needs
+            convolutions in 16 bits, faster on CPUs with AVX512_BF16 or AMX; needs
             `validation_data`, and a model of another library that computes in it.
             `"int8"`: a SavedModel in float32, and beside it the network in 8 bits, which
             the server's engine `openvino` runs; needs `validation_data`,

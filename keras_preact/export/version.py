@@ -233,8 +233,8 @@ def freeze(core: Any, int8: Path | None = None) -> Frozen:
     """Return a function of a SavedModel with its variables turned into constants.
 
     Engines fold constants into the operations that use them. In TensorFlow, ResNet-50
-    computes one image 1.3 to 1.6 times as fast, but 32 images no faster, and in
-    bfloat16 slower (`training/benchmark/measured/serving.json`).
+    computes one image 1.1 times as fast, in bfloat16 1.5 times, and 32 images no faster
+    (`training/benchmark/measured/exports_resnet50.json`).
 
     Args:
         core: The SavedModel's function `core`, from images to outputs by name.

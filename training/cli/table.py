@@ -84,7 +84,7 @@ COMMANDS: Mapping[str, Command] = {
         "Write a run's network as a SavedModel, ONNX or LiteRT file.",
         {
             "export runs/NAME --name flowers": "saved_models/flowers/1",
-            "export runs/NAME --name flowers --precision bfloat16": "for CPUs with AMX",
+            "export runs/NAME --name flowers --precision bfloat16": "for AVX512_BF16 or AMX",
             "export runs/NAME --name flowers --format onnx": "saved_models/flowers.onnx",
         },
     ),
@@ -93,7 +93,7 @@ COMMANDS: Mapping[str, Command] = {
         "Serve exported networks over HTTP.",
         {
             "serve saved_models": "http://127.0.0.1:8501",
-            "serve saved_models --engine openvino": "faster on CPUs with AMX",
+            "serve saved_models --engine openvino": "faster, most of all in 16 and 8 bits",
             "serve saved_models --host 0.0.0.0 --token-file token": "for other machines",
         },
     ),

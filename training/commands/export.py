@@ -57,7 +57,7 @@ def export(
             checkpoint.
         format: A SavedModel for servers, or one file for ONNX Runtime or LiteRT.
         precision: Precision of the exported network; that of the training does not
-            matter. bfloat16 is faster on CPUs with AMX or AVX512_BF16. int8 adds the
+            matter. bfloat16 is faster on CPUs with AVX512_BF16 or AMX. int8 adds the
             network in 8 bits for `serve --engine openvino`, faster on most CPUs, and
             measures 300 training images for it. The accuracy on test images is compared
             first, and may fall by at most half a point.
