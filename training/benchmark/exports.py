@@ -6,17 +6,17 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from keras_preact.export.version import VersionError, find
-
 from .. import children
 from ..errors import UserError, check_positive
-from . import candidates, report
-from .candidates import Candidate
+from . import report
 from .report import Column
+
+if TYPE_CHECKING:
+    from .candidates import Candidate
 
 Engine = Literal["plain", "tensorflow", "openvino"]
 Precision = Literal["float32", "bfloat16", "int8"]
@@ -148,7 +148,7 @@ class _Network:
 
     label: str
     precision: str
-    source: Path | Candidate
+    source: "Path | Candidate"
 
     def version(self, image_size: int | None, folder: Path) -> Path:
         """Return the folder of its version, which is in `folder` if it is exported now."""
@@ -170,6 +170,10 @@ class _Network:
 
 
 def _networks(model: str, precisions: tuple[str, ...]) -> list[_Network]:
+    from keras_preact.export.version import VersionError, find
+
+    from . import candidates
+
     path = Path(model)
     if path.is_dir():
         try:
