@@ -160,6 +160,10 @@ class InputRange:
                 return 0.0, 1.0
         return mean - 2 * std, mean + 2 * std
 
+    def of_pixels(self, pixels):
+        """Return pixels from 0 to 255, divided by 255 if the network expects 0 to 1."""
+        return pixels / 255 if self.bounds == (0, 1) else pixels
+
     def problem(self, x) -> str | None:
         """Return what is wrong with the range of a batch and what to do, or None.
 

@@ -46,6 +46,11 @@ def value_or_none(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def is_nested(operation: Any) -> bool:
+    """Whether an operation is a model with one input, whose layers can take its place."""
+    return isinstance(operation, keras.Model) and len(getattr(operation, "inputs", None) or ()) == 1
+
+
 def functional(layer: keras.Layer) -> Any:
     """Return the functional model that a sequential one holds; other layers as they are."""
     return getattr(layer, "_functional", None) or layer

@@ -68,9 +68,7 @@ def flat(model: keras.Model, *, fold: bool = False) -> keras.Model:
 
 
 def _is_composite(layer: keras.Layer) -> bool:
-    if isinstance(layer, keras.Model):
-        return len(getattr(layer, "inputs", None) or ()) == 1
-    return isinstance(layer, ResidualUnit | LayerStack)
+    return keras_private.is_nested(layer) or isinstance(layer, ResidualUnit | LayerStack)
 
 
 def _rebuilt(model: keras.Model, call: Callable) -> keras.Model:

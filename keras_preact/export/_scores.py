@@ -212,7 +212,7 @@ def _find(model: keras.Model, loss: Any) -> _End:
         )
     output = _before_casts(model.outputs[0])
     last, source = _origin(output)
-    if len(getattr(last, "inputs", None) or ()) == 1:
+    if keras_private.is_nested(last):
         return _inside(last, source, loss)
     name = activation_of(last)
     if isinstance(last, keras.layers.Dense):
@@ -226,7 +226,7 @@ def _find(model: keras.Model, loss: Any) -> _End:
         before, of_before = _origin(logits)
         if isinstance(before, keras.layers.Dense) and activation_of(before) == "linear":
             return _of_logits(logits, loss).with_probabilities(name)
-        if len(getattr(before, "inputs", None) or ()) == 1:
+        if keras_private.is_nested(before):
             end = _inside(before, of_before, loss)
             if not end.gives_probabilities:
                 return end.with_probabilities(name)
@@ -254,7 +254,7 @@ def _vocabularies(model: keras.Model) -> Iterator[int]:
             continue
         if isinstance(reader, keras.layers.Embedding):
             yield reader.input_dim
-        elif len(getattr(reader, "inputs", None) or ()) == 1:  # a nested model
+        elif keras_private.is_nested(reader):
             yield from _vocabularies(reader)
 
 

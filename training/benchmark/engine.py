@@ -22,13 +22,13 @@ from .. import backends, children
 from ..errors import UserError
 
 
-def _plain(version: Path) -> Callable[[np.ndarray], Any]:
+def _plain(loaded: Any) -> Callable[[np.ndarray], Any]:
     """Return the default signature of a SavedModel of any origin."""
-    call = tf.saved_model.load(str(version)).signatures["serving_default"]
-    [name] = call.structured_input_signature[1]
+    [name] = loaded.signatures["serving_default"].structured_input_signature[1]
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
-        outputs = call(**{name: tf.constant(images)})
+        # the function keeps `loaded` alive: a signature alone does not hold its weights
+        outputs = loaded.signatures["serving_default"](**{name: tf.constant(images)})
         return {key: value.numpy() for key, value in outputs.items()}
 
     return run
@@ -43,10 +43,9 @@ def _of_the_server(version: Path, engine: str) -> Callable[[np.ndarray], Any]:
     return ENGINES[engine](frozen, Settings(version.parents[1]), precision)
 
 
-def _shape(version: Path, size: int | None) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of an input, without the batch."""
-    call = tf.saved_model.load(str(version)).signatures["serving_default"]
-    [spec] = call.structured_input_signature[1].values()
+def _shape(loaded: Any, size: int | None) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of an input of a SavedModel, without the batch."""
+    [spec] = loaded.signatures["serving_default"].structured_input_signature[1].values()
     lengths = spec.shape.as_list()[1:]
     if size is not None and len(lengths) == 3:
         lengths = [size, size, lengths[-1]]
@@ -62,10 +61,10 @@ def measure(
     version: str, engine: str, size: int | None, seconds: float, batches: Sequence[int]
 ) -> Iterator[dict]:
     """Yield the versions of the packages, then figures by batch for each line of stdin."""
-    path = Path(version)
-    shape, dtype = _shape(path, size)
-    gc.collect()
-    run = _plain(path) if engine == "plain" else _of_the_server(path, engine)
+    loaded = tf.saved_model.load(version)
+    shape, dtype = _shape(loaded, size)
+    run = _plain(loaded) if engine == "plain" else _of_the_server(Path(version), engine)
+    del loaded
     random = np.random.default_rng(0)
     inputs = {batch: random.integers(0, 2, (batch, *shape)).astype(dtype) for batch in batches}
     for images in inputs.values():  # first computations are slow

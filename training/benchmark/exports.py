@@ -1,6 +1,5 @@
 """Exported networks in the engines of the server: which engine and precision is how fast."""
 
-import contextlib
 import dataclasses
 import json
 import sys
@@ -12,7 +11,7 @@ import tyro
 
 from .. import children
 from ..errors import UserError, check_positive
-from . import report
+from . import report, turns
 from .report import Column
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ _COLUMNS = (
 )
 #: Engines for an export, by its precision; all engines for others.
 _ENGINES = {"other": ("plain",), "int8": ("openvino",)}
-#: Seconds that an export has, and that an engine has for an answer.
-_PATIENCE = 1800.0
 
 
 def run(
@@ -86,34 +83,30 @@ def run(
     if not rows:
         raise UserError(f"No engine computes any of the models. Received: {' '.join(engines)}")
     started = report.now()
-    figures: list[dict[str, dict[str, float]]] = []
-    versions: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with tempfile.TemporaryDirectory() as folder:
         used = {network.label: network for network, _ in rows.values()}
-        paths = {label: network.version(image_size, folder) for label, network in used.items()}
-        processes = {}
-        for label, (network, engine) in rows.items():
-            job = {
+        paths = {
+            label: network.version(image_size, Path(folder)) for label, network in used.items()
+        }
+        jobs = {
+            label: {
                 "version": str(paths[network.label]),
                 "engine": engine,
                 "size": image_size,
                 "seconds": seconds,
                 "batches": batches,
             }
-            processes[label] = process = children.Resident(
-                "training.benchmark.engine", json.dumps(job), "tensorflow", _PATIENCE
-            )
-            stack.callback(process.close)
-            versions |= _answer(process, label)
-            print(f"{label}: ready", file=sys.stderr, flush=True)
-        for number in range(1, rounds + 1):
-            figures.append({})
-            for label, process in processes.items():
-                process.ask()
-                for batch, found in _answer(process, label).items():
-                    figures[-1][f"{label}/batch={batch}"] = found
-            print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
+            for label, (network, engine) in rows.items()
+        }
+        versions, answers = turns.measure("training.benchmark.engine", jobs, rounds)
+    figures = [
+        {
+            f"{label}/batch={batch}": found
+            for label, answer in of_round.items()
+            for batch, found in answer.items()
+        }
+        for of_round in answers
+    ]
     first = next(iter(rows))
     baselines = {
         f"{label}/batch={batch}": f"{first}/batch={batch}" for batch in batches for label in rows
@@ -162,11 +155,12 @@ class _Network:
             "folder": str(folder / self.label.replace("/", "-")),
         }
         module = "training.benchmark.exported"
-        status, out, err = children.run(module, json.dumps(job), "tensorflow", _PATIENCE)
-        if status:
-            raise UserError(f"{self.label}: {children.problem(status, err, _PATIENCE)}")
+        try:
+            answer = children.result(module, json.dumps(job), "tensorflow", turns.PATIENCE)
+        except RuntimeError as error:
+            raise UserError(f"{self.label}: {error}") from error
         print(f"{self.label}: exported", file=sys.stderr, flush=True)
-        return Path(json.loads(out.splitlines()[-1])["version"])
+        return Path(answer["version"])
 
 
 def _networks(model: str, precisions: tuple[str, ...]) -> list[_Network]:
@@ -191,10 +185,3 @@ def _networks(model: str, precisions: tuple[str, ...]) -> list[_Network]:
     if candidate.name in candidates.PEERS:
         return [_Network(model, "other", candidate)]
     return [_Network(f"{model}/{precision}", precision, candidate) for precision in precisions]
-
-
-def _answer(process: children.Resident, label: str) -> dict:
-    status, out, err = process.answer()
-    if status:
-        raise UserError(f"{label}: {children.problem(status, err, _PATIENCE)}")
-    return json.loads(out)

@@ -1,9 +1,7 @@
 """The input of a training from a folder of photographs: how fast batches come."""
 
 import contextlib
-import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,9 +9,8 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from .. import children
 from ..errors import UserError, check_positive
-from . import report
+from . import report, turns
 from .report import Column
 
 ABOUT = (
@@ -34,8 +31,6 @@ _COLUMNS = (
 LOADERS: tuple[Literal["keras", "grain", "keras-preact"], ...] = ("keras", "grain", "keras-preact")
 #: Height and width of a photograph that is made, and how many differ.
 _SHAPE, _DIFFERENT, _CLASSES = (375, 500), 64, 10
-#: Seconds that a loader has for an answer.
-_PATIENCE = 3600.0
 
 
 def run(
@@ -73,8 +68,6 @@ def run(
         raise UserError("Give at least one of --loaders and --modes.")
     started = report.now()
     baselines = {f"{mode}/{loader}": f"{mode}/{loaders[0]}" for mode in modes for loader in loaders}
-    figures: list[dict[str, dict[str, float]]] = []
-    versions: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         if folder is None:
             if files < _CLASSES:
@@ -83,10 +76,10 @@ def run(
             make_photographs(root, files)
         else:
             root = folder / "train" if (folder / "train").is_dir() else folder
-        processes = {}
+        jobs = {}
         for label in baselines:
             mode, _, loader = label.partition("/")
-            job = {
+            jobs[label] = {
                 "loader": loader,
                 "folder": str(root.absolute()),
                 "mode": mode,
@@ -94,18 +87,7 @@ def run(
                 "batch": batch,
                 "batches": batches,
             }
-            processes[label] = process = children.Resident(
-                "training.benchmark.loaders", json.dumps(job), "tensorflow", _PATIENCE
-            )
-            stack.callback(process.close)
-            versions |= _answer(process, label)
-            print(f"{label}: ready", file=sys.stderr, flush=True)
-        for number in range(1, rounds + 1):
-            figures.append({})
-            for label, process in processes.items():
-                process.ask()
-                figures[-1][label] = _answer(process, label)
-            print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
+        versions, figures = turns.measure("training.benchmark.loaders", jobs, rounds)
     source = f"{files:,} photographs" if folder is None else str(folder)
     heading = (
         f"Input from {source}: batches of {batch} images of {size} x {size} pixels, {rounds} "
@@ -131,13 +113,6 @@ def run(
         "summary": report.summarize(figures, baselines),
     }
     report.show(heading, _COLUMNS, baselines, content, output)
-
-
-def _answer(process: children.Resident, label: str) -> dict:
-    status, out, err = process.answer()
-    if status:
-        raise UserError(f"{label}: {children.problem(status, err, _PATIENCE)}")
-    return json.loads(out)
 
 
 def make_photographs(folder: Path, files: int) -> None:

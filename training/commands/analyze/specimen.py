@@ -234,9 +234,7 @@ def _from_data(
 
 def _in_range(pixels: np.ndarray, source, expected: kp.preprocessing.InputRange) -> np.ndarray:
     """Return pixels in the range that a network expects."""
-    if expected.bounds == (0, 255):
-        return pixels
-    if expected.bounds == (0, 1):
-        return pixels / 255
+    if expected.bounds in ((0, 255), (0, 1)):
+        return expected.of_pixels(pixels)
     normalised = source.preprocessing.normalize(pixels)
     return normalised * np.mean(expected.std) + np.mean(expected.mean)

@@ -109,7 +109,7 @@ def _of_keras(model, path: Path, output: Path, data: Data | None) -> Classifier:
         output=output,
         outputs=max(2, model.output_shape[-1]),
         shape=model.input_shape[1:],
-        logits=lambda pixels: watched(_scaled(pixels, expected)),
+        logits=lambda pixels: watched(expected.of_pixels(pixels)),
         precision=models.precision(model),
         data=data,
     )
@@ -151,7 +151,7 @@ def _open_saved_model(path: Path) -> Classifier:
         if preprocessing is not None and not takes_pixels:
             images = preprocessing.normalize(pixels)
         else:
-            images = _scaled(pixels, expected)
+            images = expected.of_pixels(pixels)
         return _as_logits(watched(images), "linear")
 
     options = described.get("config")
@@ -222,11 +222,6 @@ def _watched(
         return logits(images)
 
     return watched
-
-
-def _scaled(pixels: np.ndarray, expected: "InputRange") -> np.ndarray:
-    """Return pixels divided by 255 for a network that expects them, else the pixels."""
-    return pixels / 255 if expected.bounds == (0, 1) else pixels
 
 
 def _check_images(path: Path, shape: Sequence[int | None]) -> None:
