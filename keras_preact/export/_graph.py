@@ -20,6 +20,7 @@ from keras_preact.backend import keras_private
 from keras_preact.export import _children
 from keras_preact.export._flat import flat
 from keras_preact.export._images import MAX_PIXELS, decoder, ensure
+from keras_preact.export.version import freeze
 from keras_preact.preprocessing import Preprocessing
 
 #: Signatures: images to scores, images to embeddings, image files to named classes.
@@ -124,8 +125,10 @@ def build(model: keras.Model, plan: Plan, path: Path) -> None:
         tf.saved_model.save(module, str(path), signatures={SERVING_DEFAULT: core})
         return
 
+    smallest = freeze(core).smallest(model.input_shape) if None in model.input_shape[1:] else ()
+
     def checked(images):
-        return core(images=_check(images, model.input_shape))
+        return core(images=_check(images, model.input_shape, smallest))
 
     def scores(images):
         outputs = checked(images)
@@ -157,14 +160,23 @@ def build(model: keras.Model, plan: Plan, path: Path) -> None:
     tf.saved_model.save(module, str(path), signatures=functions)
 
 
-def _check(images, shape: tuple):
+def _check(images, shape: tuple, smallest: tuple[int, ...]):
     """Return the images; wrong ones raise an error when the graph runs. Without this, a
-    loaded signature accepts any size, number and value.
+    loaded signature accepts any size, number and value, and an image that is too small
+    may end the process.
+
+    Args:
+        images: Tensor of images.
+        shape: Its shape. None: any length.
+        smallest: The smallest lengths if some are free, else empty.
     """
     import tensorflow as tf
 
     images = ensure(tf.shape(images)[0] > 0, images, "images holds no image")
     images = tf.ensure_shape(images, shape)
+    if smallest:
+        words = f"images must have at least the shape {smallest}"
+        images = ensure(tf.reduce_all(tf.shape(images) >= smallest), images, words)
     if not images.dtype.is_floating:
         return images
     return tf.debugging.check_numerics(

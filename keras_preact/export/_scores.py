@@ -74,8 +74,19 @@ class Scores:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Shape of one test image. A free size is 64."""
-        return tuple(64 if n is None else n for n in self.input_shape)
+        """Shape of one test image. A free size is 64, or larger if the network needs it."""
+        shapes = [tuple(n or free for n in self.input_shape) for free in (64, 128, 256, 512, 1024)]
+        return next((shape for shape in shapes if self.takes(shape)), shapes[0])
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether images of a shape are large enough for layers without padding."""
+        try:
+            self.core.compute_output_shape((1, *shape))
+        except ValueError:  # a length would be negative
+            return False
+        except NotImplementedError:  # a layer that cannot say what it returns
+            return True
+        return True
 
     @property
     def dtypes(self) -> set[str]:

@@ -245,6 +245,11 @@ def _size_of_files(
             f"channels. Received: {preprocessing}"
         )
     height, width = (length or preprocessing.size for length in shape[:2])
+    if not scores.takes((height, width, shape[2])):
+        raise ValueError(
+            f"`preprocessing` resizes image files to {height} x {width} pixels, which is too small "
+            f"for this network. Received: {preprocessing}"
+        )
     return height, width
 
 

@@ -151,7 +151,8 @@ class Version:
 
         loaded = tf.saved_model.load(str(self.path))
         int8 = self.path / INT8
-        network = freeze(loaded.core, int8 if int8.is_file() else None)
+        [core] = loaded.core.concrete_functions
+        network = freeze(core, int8 if int8.is_file() else None)
         return network, getattr(loaded, "decode", None)
 
     def warm_up_requests(self) -> list[tuple[str, dict[str, np.ndarray]]]:
@@ -237,15 +238,14 @@ def freeze(core: Any, int8: Path | None = None) -> Frozen:
     (`training/benchmark/measured/exports_resnet50.json`).
 
     Args:
-        core: The SavedModel's function `core`, from images to outputs by name.
+        core: A concrete function from images to outputs by name, the SavedModel's `core`.
         int8: File of the same network in 8 bits for OpenVINO.
     """
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    [concrete] = core.concrete_functions
     # The tensors of a dictionary come in the order of its sorted keys.
-    outputs = tuple(sorted(concrete.structured_outputs))
-    return Frozen(convert_variables_to_constants_v2(concrete), outputs, int8)
+    outputs = tuple(sorted(core.structured_outputs))
+    return Frozen(convert_variables_to_constants_v2(core), outputs, int8)
 
 
 def is_name(name: Any) -> bool:

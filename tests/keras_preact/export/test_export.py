@@ -194,8 +194,33 @@ def test_image_files(export):
     ids=str,
 )
 def test_the_size_of_image_files(shape, dtype, preprocessing, size):
-    scores = types.SimpleNamespace(input_shape=shape, input_dtype=dtype, takes_pixels=False)
+    scores = types.SimpleNamespace(
+        input_shape=shape, input_dtype=dtype, takes_pixels=False, takes=lambda shape: True
+    )
     assert saved_model._size_of_files(scores, preprocessing) == size
+
+
+def test_images_of_any_size_have_a_smallest_size(tmp_path):
+    """TensorFlow may end the process of a server that computes a smaller one."""
+    network = keras.Sequential(
+        [
+            keras.Input((None, None, 3)),
+            keras.layers.Conv2D(4, (5, 80)),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(2),
+        ]
+    )
+    path = kp.export.save(network, tmp_path / "any", classes=["cat", "dog"])
+    signatures = tf.saved_model.load(path).signatures
+    message = r"<<images must have at least the shape \(1, 5, 80, 3\)>>"
+    for name in ("serving_default", "features"):
+        for size in ((4, 80), (5, 79), (0, 0)):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+                signatures[name](images=tf.ones((1, *size, 3)))
+        signatures[name](images=tf.ones((1, 5, 80, 3)))
+    small = kp.preprocessing.Preprocessing(COLOURS.mean, COLOURS.std, 32)
+    with pytest.raises(ValueError, match="to 32 x 32 pixels, which is too small for this network"):
+        kp.export.save(network, tmp_path / "any", classes=["cat", "dog"], preprocessing=small)
 
 
 def test_wrong_images_are_refused(export):

@@ -266,7 +266,7 @@ def test_a_frozen_network_holds_no_variable(tmp_path):
     tf.saved_model.save(module, str(tmp_path / "1"))
     loaded = tf.saved_model.load(str(tmp_path / "1"))
     variables = [weakref.ref(variable) for variable in loaded.core.concrete_functions[0].variables]
-    network = version.freeze(loaded.core)
+    network = version.freeze(*loaded.core.concrete_functions)
     del loaded
     gc.collect()
     assert [variable() for variable in variables] == [None]
