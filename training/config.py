@@ -399,12 +399,12 @@ class Config:
 
 T = typing.TypeVar("T")
 
+#: Options of a command, not of the run that it trains.
+OF_COMMAND = ["output", "resume", "dry_run"]
 #: Options that may change when a run is resumed: they do not change what it computes, except for
 #: rounding.
 FREE = [
-    "output",
-    "resume",
-    "dry_run",
+    *OF_COMMAND,
     "checkpoint",
     "distribution",
     "compile_cache",

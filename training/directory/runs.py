@@ -3,6 +3,7 @@ model.keras, metrics.json; diverged.json if the loss was not finite.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import math
@@ -14,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, differences, from_json, own_parts
+from .. import disk
+from ..config import FREE, OF_COMMAND, Config, differences, from_json, own_parts
 from ..errors import UserError, check_utf8, command, reading, writing
 
 #: File of a run directory that names the process that trains in it. The file stays; its lock ends
@@ -119,6 +121,15 @@ def check_same(run: Path, config: Config, data: Mapping[str, Any]) -> None:
             f"was started: {'; '.join(changes)}. To resume it, restore them; to train on the "
             "images as they are now, start a new run with another --output."
         )
+
+
+def keep_free_options(run: Path, config: Config) -> None:
+    """Write the options that may change when a run is resumed to its config.json, so that
+    `keras-preact resume` takes them next time.
+    """
+    described, options = read_config(run), dataclasses.asdict(config)
+    described["config"] |= {name: options[name] for name in FREE if name not in OF_COMMAND}
+    disk.write_json(run / "config.json", described)
 
 
 #: Names of the splits for a person.

@@ -22,6 +22,8 @@ HEALTH_IMAGES = 32
 #: Executions between two exchanges of signals among several processes. An exchange takes
 #: milliseconds.
 AGREE = 4
+#: Callbacks that an option turns off, also when a run is resumed.
+OPTIONAL = ("best", "health")
 
 
 class Fit:
@@ -94,7 +96,7 @@ class Fit:
         if saved is not None:
             self.history.restore(saved.progress["history"])
             self.progress.restore(saved.progress["progress"])
-            for name in ("best", "health"):
+            for name in OPTIONAL:
                 callback, state = getattr(self, name), saved.progress[name]
                 if callback is not None and state is not None:
                     callback.restore(state)
@@ -205,10 +207,16 @@ class Fit:
         return {
             "step": self.count.step,
             "history": self.history.state(),
-            "best": None if self.best is None else self.best.state(),
             "progress": self.progress.state(),
-            "health": None if self.health is None else self.health.state(),
+            **{name: self._state_of(name) for name in OPTIONAL},
         }
+
+    def _state_of(self, name: str) -> dict | None:
+        """Return the state of a callback. One that is off keeps the state that it had."""
+        callback = getattr(self, name)
+        if callback is not None:
+            return callback.state()
+        return None if self.saved is None else self.saved.progress[name]
 
     def _restore_metrics(self) -> None:
         assert self.saved is not None

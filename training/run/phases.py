@@ -53,6 +53,8 @@ def train(run: Run) -> Path:
         saved = checkpoints.newest(lambda message: run.say(f"Warning: {message}"))
         if saved is not None:
             saved.restore(run.model)
+            if run.is_chief:
+                runs.keep_free_options(folder, run.config)
         elif run.is_chief:
             _begin(run, folder)
 

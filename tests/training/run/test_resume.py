@@ -63,6 +63,11 @@ def checkpoint(run, step: int):
     return path
 
 
+def progress_at(run, step: int) -> dict:
+    with np.load(checkpoint(run, step)) as file:
+        return json.loads(file["description"].tobytes())["progress"]
+
+
 def back_to(run, step: int) -> None:
     """Return a run to the state in which a process was killed some steps after the checkpoint
     of `step`: history.csv, health.csv and best.keras are from later steps.
@@ -136,9 +141,36 @@ def test_stopped_within_an_update_and_resumed(everything, tmp_path):
         run_train(run, *EVERYTHING, *stopping)
     assert stopped.value.code == 75
     assert checkpoint(run, 9)
-    train.main(["--resume", str(run)])
+    run_train(run, *EVERYTHING, "--resume")
     found, expected = contents(run)[0], contents(everything)[0]
     assert found | {"files": expected["files"]} == expected  # checkpoints of other steps
+
+
+def at_once(folder):
+    """Return a callback that stops the run after a step."""
+    stop = lambda batch, logs: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    return keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+
+
+def test_options_of_a_resume_are_those_of_the_next(everything, tmp_path):
+    """What is off meanwhile keeps its state, such as the accuracy of the best epoch."""
+    run = tmp_path / "run"
+    shutil.copytree(everything, run)
+    back_to(run, 12)
+    name = f"{__name__}:{at_once.__name__}"
+    others = words(f"--health 0 --checkpoint.no-best --callbacks {name}")
+    with pytest.raises(SystemExit):
+        run_train(run, *EVERYTHING, *others, "--resume")
+    config = json.loads((run / "config.json").read_text())["config"]
+    assert config["callbacks"] == [name]
+    assert config["health"] == 0 and not config["checkpoint"]["best"]
+    assert not config["resume"]
+    before, after = (progress_at(run, step) for step in (12, 13))
+    assert after["best"]["best"] > 0
+    assert [after[name] for name in ("best", "health")] == [before["best"], before["health"]]
+    with pytest.raises(SystemExit):
+        train.main(["--resume", str(run), "--trust"])
+    assert progress_at(run, 14)["best"] == before["best"]
 
 
 @pytest.mark.backend
