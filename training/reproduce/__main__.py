@@ -128,9 +128,14 @@ def train(options: Options, tables: Sequence[str]) -> None:
     print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
     disk.make(options.output, "--output")
     disk.make(options.work, "--work")
+    try:
+        statuses = _statuses(missing, options, own)
+    except (KeyboardInterrupt, SystemExit):
+        print("Stopped. The same command resumes the runs.", flush=True)
+        raise
     failed = [
         f"{trial}, seed {seed}"
-        for (trial, seed), status in zip(missing, _statuses(missing, options, own), strict=True)
+        for (trial, seed), status in zip(missing, statuses, strict=True)
         if status
     ]
     if failed:

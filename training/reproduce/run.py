@@ -17,6 +17,7 @@ import numpy as np
 from .. import backends, cli, disk
 from ..config import from_json
 from ..directory import runs
+from ..errors import command
 from ..run import compile_cache
 from . import results
 from .results import RESULTS, WORK
@@ -109,7 +110,7 @@ def train(name: str, seed: int, options: Options, table: str | None = None) -> N
         views: dict[str, dict[str, float]] = {}
         with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
             try:
-                phases.train(running)
+                phases.train(running, f"the same command, {command('reproduce', '...')}")
             except Diverged:
                 diverged_at = runs.diverged_at(run)
             for view in trial.views if diverged_at is None else ():

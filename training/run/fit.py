@@ -35,6 +35,7 @@ class Fit:
         checkpoints: Its checkpoints.
         saved: Checkpoint that the model was restored from; None for a new run.
         added: Callbacks of the user.
+        again: How to resume the run. None: with `keras-preact resume`.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Fit:
         checkpoints: Checkpoints,
         saved: Saved | None,
         added: Sequence[keras.callbacks.Callback],
+        again: str | None,
     ):
         self.run = run
         self.folder = folder
         self.saved = saved
         self.added = added
+        self.again = again
         config, plan, chief = run.config, run.plan, run.is_chief
         done = 0 if saved is None else saved.step
         self.count = callbacks.Count(plan.per_epoch, done)
@@ -200,7 +203,7 @@ class Fit:
         )
         return (
             f"{event} after iteration {iteration:,} of {plan.iterations:,}; {saved}. Resume: "
-            f"{runs.resuming(self.folder)}"
+            f"{self.again or runs.resuming(self.folder)}"
         )
 
     def _state(self) -> dict:

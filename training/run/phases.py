@@ -23,8 +23,13 @@ from .run import Run
 TIMED = 4
 
 
-def train(run: Run) -> Path:
+def train(run: Run, again: str | None = None) -> Path:
     """Train the rest of a run and return its directory.
+
+    Args:
+        run: The run.
+        again: How to resume it, for the message of an interruption. None: with
+            `keras-preact resume`.
 
     Raises:
         UserError: if the directory is not empty, another process trains in it, or the
@@ -61,7 +66,7 @@ def train(run: Run) -> Path:
         # --- Fit
         run.say(messages.beginning(run, folder, saved))
         with checking():
-            fit = Fit(run, folder, checkpoints, saved, added)
+            fit = Fit(run, folder, checkpoints, saved, added, again)
         fit.train()
 
         # --- Finish

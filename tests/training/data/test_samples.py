@@ -91,7 +91,7 @@ def of_the_health(data, folder, monkeypatch):
     """Return the images that TrainingHealth measures in a run."""
     config = Config(model=Model("digits_resnet8_preact", width_factor=0.25), data=data)
     with train.started(config, "digits") as run:
-        fit = Fit(run, folder, Checkpoints(folder / "checkpoints"), None, [])
+        fit = Fit(run, folder, Checkpoints(folder / "checkpoints"), None, [], None)
         fit.progress.close()
         return fit.health.sample
 

@@ -106,11 +106,12 @@ def test_a_run_that_fails_does_not_stop_the_others(train, capsys):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_a_signal_is_passed_on_and_nothing_more_is_started(number, status, train):
+def test_a_signal_is_passed_on_and_nothing_more_is_started(number, status, train, capsys):
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(SystemExit) as ended:
         train(Child(status, number), options="--rows resnet110-original --seeds 2")
     assert ended.value.code == status
+    assert "The same command resumes the runs." in capsys.readouterr().out
     assert started(train) == [(TRIAL, 0)]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
