@@ -165,17 +165,22 @@ def pooled(activation: str, are_averages: bool) -> str:
     return "other" if activation == "softmax" and not are_averages else activation
 
 
-def activation_of(operation: Any) -> str:
+def activation_of(operation: Any, rank: int | None = None) -> str:
     """Return the name of the activation that ends a layer or operation: `"softmax"`,
     `"sigmoid"`, `"linear"` for none, or `"other"`.
+
+    Args:
+        operation: The layer or operation.
+        rank: Number of axes of what it returns. None: as in the model that it is part of.
     """
     if isinstance(operation, keras.layers.TimeDistributed):
-        return activation_of(operation.layer)
-    if isinstance(operation, keras.layers.Softmax):
-        return "softmax" if operation.axis in (-1, 1) else "other"
-    kind = type(operation).__name__.lower()
-    if kind in PROBABILITIES and getattr(operation, "axis", -1) in (-1, 1):
-        return kind  # an operation, such as keras.ops.sigmoid(x)
+        return activation_of(operation.layer, rank and rank - 1)
+    is_layer = isinstance(operation, keras.layers.Softmax)
+    # an operation, such as keras.ops.sigmoid(x)
+    kind = "softmax" if is_layer else type(operation).__name__.lower()
+    if kind in PROBABILITIES:
+        last = (rank or _rank(operation)) - 1
+        return kind if getattr(operation, "axis", -1) in (-1, last) else "other"
     function = getattr(operation, "activation", None)
     for name in ("softmax", "sigmoid", "linear"):
         if function is not None and function in (
@@ -184,6 +189,14 @@ def activation_of(operation: Any) -> str:
         ):
             return name
     return "linear" if isinstance(operation, keras.layers.Dense) and function is None else "other"
+
+
+def _rank(operation: Any) -> int:
+    """Return the number of axes of what an operation returns; 2 if it is in no model."""
+    try:
+        return len(operation.output.shape)
+    except (AttributeError, ValueError):
+        return 2
 
 
 def is_binary(loss: Any) -> bool:

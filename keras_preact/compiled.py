@@ -117,7 +117,7 @@ def _output(graph: Graph, tensor: int) -> Output:
         return Output("the input", "other", count)
     step = graph.steps[i]
     layer, inputs = step.operation, [graph.specs[number] for number in step.inputs]
-    activation = activation_of(layer)
+    activation = activation_of(layer, len(graph.specs[origin].shape))
     if isinstance(layer, keras.layers.TimeDistributed):
         layer = layer.layer
         inputs = [KerasTensor((x.shape[0], *x.shape[2:]), x.dtype) for x in inputs]

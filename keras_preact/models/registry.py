@@ -280,7 +280,7 @@ def create_model(
     entry = model_entry(name)
     classes = entry.classes if classes is None else classes
     if weights is not None:
-        weights = _check_weights(entry, weights, {"classes": classes, **overrides})
+        weights = _check_weights(entry, weights)
     data_format = spatial.data_format_of(overrides.get("data_format"))
     arguments = {
         **entry.arguments,
@@ -294,6 +294,8 @@ def create_model(
     model = entry.builder(**arguments | overrides)
     if weights is not None:
         config = model.get_config()
+        if weights.parent == TRAINED:
+            _check_options(entry, weights, config, {"classes": classes, **overrides})
         shape = spatial.reordered(config["input_shape"], config["data_format"], "channels_last")
         if weights.parent == TRAINED and shape[-1] != entry.input_shape[-1]:
             _load_with_other_channels(model, weights, entry)
@@ -302,9 +304,9 @@ def create_model(
     return model
 
 
-def _check_weights(entry: ModelEntry, weights: str | Path, options: Mapping[str, Any]) -> Path:
+def _check_weights(entry: ModelEntry, weights: str | Path) -> Path:
     if weights in entry.weights:
-        return _packaged(entry, str(weights), options)
+        return _packaged(entry, str(weights))
     path = Path(str(weights))
     if not path.name.endswith(WEIGHT_SUFFIXES):
         known = {other.name: other.weights for other in MODELS.values() if other.weights}
@@ -319,20 +321,8 @@ def _check_weights(entry: ModelEntry, weights: str | Path, options: Mapping[str,
     return path
 
 
-def _packaged(entry: ModelEntry, weights: str, options: Mapping[str, Any]) -> Path:
-    """Return the file of weights in this package, for a network with these options."""
-    entry_options = {"classes": entry.classes, **entry.arguments}
-    changed = ", ".join(
-        f"{key}={value!r}"
-        for key, value in options.items()
-        if key not in OPTIONAL and (key not in entry_options or entry_options[key] != value)
-    )
-    if changed:
-        raise ValueError(
-            f"The weights {weights!r} are for {entry.name!r} without {changed}. Leave that out, "
-            "or change the loaded network: kp.transfer.reset_classifier for other classes, "
-            f"kp.models.stack for stacks. Received: weights={weights!r}, {changed}"
-        )
+def _packaged(entry: ModelEntry, weights: str) -> Path:
+    """Return the file of weights in this package."""
     path = TRAINED / f"{entry.name}.{weights}.weights.h5"
     expected = json.loads(path.with_name(f"{entry.name}.{weights}.json").read_text())["sha256"]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -342,6 +332,31 @@ def _packaged(entry: ModelEntry, weights: str, options: Mapping[str, Any]) -> Pa
             f"keras-preact again. Received: weights={weights!r}"
         )
     return path
+
+
+def _check_options(
+    entry: ModelEntry, weights: Path, config: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Check that the network with these options, which has this config, has the weights of
+    this package.
+    """
+    own = {**entry.arguments, "classes": entry.classes}
+    fixed = [name for name in options if name not in OPTIONAL and options[name] != own.get(name)]
+    if not fixed:
+        return
+    trained = entry.builder(**own).get_config()
+    differ = {name for name in config if config[name] != trained.get(name)} - set(OPTIONAL)
+    if differ:
+        # an option may have another name in the config, as the widths that width_factor changes
+        changed = ", ".join(
+            f"{name}={options[name]!r}" for name in fixed if name in differ or name not in config
+        )
+        label = weights.name.split(".")[1]
+        raise ValueError(
+            f"The weights {label!r} are for {entry.name!r} without {changed}. Leave that out, "
+            "or change the loaded network: kp.transfer.reset_classifier for other classes, "
+            f"kp.models.stack for stacks. Received: weights={label!r}, {changed}"
+        )
 
 
 def _load_weights(model: UnitNetwork, path: Path) -> None:

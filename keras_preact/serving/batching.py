@@ -39,10 +39,10 @@ class Batcher(Pool):
         run: Function from rows `(n, ...)` to named arrays `(n, ...)`.
         max_batch_size: Largest number of rows in a call of `run`, and in a request.
         together: Whether rows of different requests are computed together.
-        observe: Called with the number of rows of every batch and the seconds that it
-            took.
 
     Attributes:
+        observe: Called with the number of rows of every batch and the seconds that it
+            took.
         computed: The batches that were computed.
         rows: The rows in them.
     """
@@ -53,13 +53,12 @@ class Batcher(Pool):
         max_batch_size: int,
         *,
         together: bool = True,
-        observe: Callable[[int, float], None] = lambda rows, seconds: None,
     ):
         super().__init__(1, "batcher")
         self._run = run
         self.max_batch_size = max_batch_size
         self._together = together
-        self._observe = observe
+        self.observe: Callable[[int, float], object] = lambda rows, seconds: None
         self.computed, self.rows = Duration(), 0
         self._began: float | None = None
 
@@ -103,7 +102,7 @@ class Batcher(Pool):
             self._began = None
         stops = list(itertools.accumulate(map(len, items)))
         seconds = time.monotonic() - began
-        self._observe(stops[-1], seconds)
+        self.observe(stops[-1], seconds)
         self.computed.add(seconds)
         self.rows += stops[-1]
         return [

@@ -27,7 +27,7 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     Args:
         path: `.../NAME/VERSION`.
         settings: The server's settings.
-        metrics: Metrics that count every computed batch.
+        metrics: Metrics that count every batch that is computed after the warm-up.
 
     Raises:
         VersionError: if its files are wrong, or a warm-up request fails.
@@ -48,11 +48,6 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     # The variables of a loaded SavedModel hold every weight a second time, in reference cycles.
     gc.collect()
     engine = engines.ENGINES[settings.engine](frozen, settings, precision)
-
-    def observe(rows: int, seconds: float) -> None:
-        metrics.batch_rows.labels(*labels).observe(rows)
-        metrics.batch_seconds.labels(*labels).observe(seconds)
-
     servable = Servable(
         name=path.parent.name,
         version=version.number,
@@ -60,12 +55,15 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
         top_k=top_k,
         signatures=signatures,
         signature_defs=read_signature_defs(path),
-        batcher=Batcher(engine, max_batch_size, together=settings.batching, observe=observe),
+        batcher=Batcher(engine, max_batch_size, together=settings.batching),
         decoder=decode and ImageDecoder(decode, settings.threads),
         max_queue=settings.max_queue,
     )
     asyncio.run(_warm_up(servable, version))
     servable.forget()
+    rows = metrics.batch_rows.labels(*labels)
+    seconds = metrics.batch_seconds.labels(*labels)
+    servable.batcher.observe = lambda n, time: (rows.observe(n), seconds.observe(time))
     return servable
 
 

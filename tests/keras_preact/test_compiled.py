@@ -130,6 +130,15 @@ ENDINGS = {
         of_places(layers.Permute((2, 1)), layers.Softmax(), lambda x: keras.ops.mean(x, axis=-1)),
         "other",
     ),
+    "softmax over places": (
+        of_places(layers.Dense(3), layers.Softmax(axis=1), layers.GlobalAveragePooling1D()),
+        "other",
+    ),
+    "softmax over the last axis": (
+        of_places(layers.Dense(3), layers.Softmax(axis=2), layers.GlobalAveragePooling1D()),
+        "softmax",
+    ),
+    "function over the last axis": (functional(lambda x: keras.ops.softmax(x, axis=1)), "softmax"),
     "a pooling that does more": (
         of_places(
             layers.Dense(3, activation="softmax"), LastPooling(layers.Dense(3, activation="tanh"))

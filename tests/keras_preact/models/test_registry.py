@@ -302,6 +302,8 @@ def test_trained_weights_for_other_channels(first):
         {"zero_init_last": True, "bias_initializer": "ones", "dropout_at": "before_addition"},
         {"dropout": 0.1, "dropout_varies": True},
         {"output_stride": 4, "include_top": True},
+        {"shortcut": kp.shortcuts.Identity(), "block": kp.blocks.Basic(), "width_factor": 1},
+        {"normalization": "batch", "kernel_regularizer": None},
     ],
     ids=harness.label,
 )

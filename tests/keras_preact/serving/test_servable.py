@@ -48,6 +48,22 @@ def predict(servable, signature, value):
     return asyncio.run(asyncio.wait_for(servable.predict(signature, value), GENEROUS))
 
 
+def test_batches_of_the_warm_up_are_not_counted(version):
+    metrics = Metrics()
+    servable = loading.load(version, Settings(version.parent.parent), metrics)
+
+    def counted(name):
+        labels = {"model": version.parent.name, "version": version.name}
+        return metrics.registry.get_sample_value(f"keras_preact_batch_{name}", labels)
+
+    try:
+        assert counted("rows_sum") == counted("seconds_count") == 0
+        predict(servable, "serving_default", random_images(0, 3).astype("float32"))
+        assert (counted("rows_sum"), counted("seconds_count")) == (3, 1)
+    finally:
+        asyncio.run(servable.close())
+
+
 def files_of(*files) -> np.ndarray:
     return np.array(files, object)
 
