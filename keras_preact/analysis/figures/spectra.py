@@ -25,7 +25,7 @@ def singular_values(spectra: Mapping[str, Spectrum]) -> Any:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: if no spectrum has a value above 0.
+        ValueError: if no value is above 0, or one is not finite.
 
     Example:
 
@@ -37,10 +37,11 @@ def singular_values(spectra: Mapping[str, Spectrum]) -> Any:
     >>> figure.axes[0].lines[0].get_ydata().tolist()
     [2.0, 1.0, 0.5]
     """
-    largest = max((float(spectrum.values[0]) for spectrum in spectra.values()), default=0.0)
-    if not largest > 0:
+    largest = float(np.concatenate([[0.0], *(each.values for each in spectra.values())]).max())
+    if not 0 < largest < np.inf:
         raise ValueError(
-            f"There must be a singular value above 0 to draw. Received: {len(spectra)} spectra"
+            "The singular values must be finite, and one of them above 0. Received: "
+            f"{len(spectra)} spectra; the largest value is {largest}"
         )
     values = {label: spectrum.values for label, spectrum in spectra.items()}
     shown = {label: sigma[sigma > ROUNDING * largest] for label, sigma in values.items()}

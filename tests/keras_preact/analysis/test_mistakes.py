@@ -25,6 +25,10 @@ IMAGES = harness.images(2, 8, 8, 2)
 FLOATS = np.ones((1, 3), "float32")
 
 
+def of_values(*values):
+    return jacobians.Spectrum(np.array(values), (3, 3), exact=True)
+
+
 def network(**options):
     return kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 2), **options)
 
@@ -152,7 +156,14 @@ WRONG = [
     # figures
     (lambda: figures.gradient_norms({}), "empty mapping"),
     (lambda: figures.unit_diagram("orginal"), "Did you mean"),
-    (lambda: figures.singular_values({}), "singular value above 0"),
+    (lambda: figures.singular_values({}), "0 spectra; the largest value is 0.0"),
+    *(
+        (
+            lambda value=value: figures.singular_values({"unit": of_values(value, 0.0)}),
+            f"is {value}",
+        )
+        for value in (0.0, np.inf, np.nan)
+    ),
     (lambda: figures.training_curves({"a": {"accuracy": [1.0]}}), "needs a `loss`"),
     (lambda: figures.training_health({"step": [1.0, 2.0]}), "1 columns, 2 rows"),
     (lambda: figures.path_length_shares(np.ones(3)), "sum of 1"),
