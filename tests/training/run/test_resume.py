@@ -163,7 +163,8 @@ def test_options_of_a_resume_are_those_of_the_next(everything, tmp_path):
         run_train(run, *EVERYTHING, *others, "--resume")
     config = json.loads((run / "config.json").read_text())["config"]
     assert config["callbacks"] == [name]
-    assert config["health"] == 0 and not config["checkpoint"]["best"]
+    assert config["health"] == 0
+    assert not config["checkpoint"]["best"]
     assert not config["resume"]
     before, after = (progress_at(run, step) for step in (12, 13))
     assert after["best"]["best"] > 0
