@@ -120,7 +120,7 @@ class Version:
         """Compare the files with the hashes in the card. Hidden files are ignored.
 
         Raises:
-            VersionError: if a file is missing, damaged, or not in the card.
+            VersionError: if a file is missing, damaged, unreadable, or not in the card.
         """
         with self.reading_card() as card:
             hashes = dict(card["files"])
@@ -136,7 +136,12 @@ class Version:
             if name not in present or not (self.path / name).is_file():
                 problem = f"Its {name} is missing, or not a regular file. Copy it again."
                 raise VersionError(self.path, problem)
-            if sha256(self.path / name) != expected:
+            try:
+                found = sha256(self.path / name)
+            except OSError as error:
+                problem = f"Its {name} cannot be read: {error.strerror}."
+                raise VersionError(self.path, problem) from error
+            if found != expected:
                 raise VersionError(
                     self.path,
                     f"Its {name} is damaged: the SHA-256 hash is not the one in the model card. "

@@ -21,7 +21,7 @@ from keras_preact.serving.tensors import shortened
 log = logging.getLogger("keras_preact.serving")
 
 #: The path, size and time of the last change of each file and folder.
-Files = frozenset[tuple[str, int, int]]
+Files = frozenset[tuple[str, int, int, int]]
 
 
 @dataclass(eq=False)
@@ -351,5 +351,5 @@ def files_of(folder: Path) -> Files:
         for path in (os.path.join(parent, name) for name in [*folders, *names]):
             # of the target of a link, unless the target does not exist yet
             status = os.stat(path, follow_symlinks=os.path.exists(path))
-            files.append((path, status.st_size, status.st_mtime_ns))
+            files.append((path, status.st_size, status.st_mtime_ns, status.st_mode))
     return frozenset(files)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.calls import error_of, words
 from tests.training.images import write_folder
-from tests.training.rights import of_a_user
+from tests.rights import of_a_user
 from training.cli import console
 from training.commands.predict.named import Named, find
 from training.data import broken

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import re
+import sys
 import types
 import weakref
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 
 import keras_preact as kp
 from keras_preact.export import version
-from keras_preact.export.version import Version, VersionError
+from keras_preact.export.version import GRAPH, Version, VersionError
 from tests.keras_preact.export import layouts
+from tests.rights import of_a_user
 
 tf = pytest.importorskip("tensorflow")
 
@@ -201,6 +203,13 @@ def test_damaged_files_are_named(one, damage, problem):
     assert caught.value.problem.isprintable()
     assert str(one.path) not in caught.value.problem
     assert str(caught.value).startswith(f"{one.path} cannot be used as an exported model. It")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rights of Linux")
+def test_a_file_that_a_user_may_not_read(one):
+    (one.path / GRAPH).chmod(0)
+    with of_a_user(), pytest.raises(VersionError, match=f"{GRAPH} cannot be read: Permission den"):
+        one.check_files()
 
 
 def test_what_a_reader_misses_in_the_card_is_named(one):

@@ -381,10 +381,14 @@ async def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, stat
         await polled()
         assert loader.attempts.count(("model", 2)) == 1
         assert warnings(caplog, re.escape(f"model version 2: END. {status[1]}")) == 1
-        # It is tried again when any of its files changes.
+        # It is tried again when any of its files changes, or who may read it.
+        (broken / "saved_model.pb").chmod(0o600)
+        await polled()
+        tries = loader.attempts.count(("model", 2))
+        assert tries >= 2
         (broken / "variables" / "more").write_text("")
         await polled()
-        assert loader.attempts.count(("model", 2)) >= 2
+        assert loader.attempts.count(("model", 2)) > tries
         (broken / "saved_model.pb").write_text("good")
         await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
         assert leased(repository, "model") == 2
