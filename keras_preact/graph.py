@@ -260,9 +260,27 @@ class Graph:
         inputs = tuple(
             leaf.tensor for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)
         )
+        outputs = self._with_sizes(operation, args, kwargs, outputs)
         numbers = [self._new(symbol) for symbol in outputs]
         self.steps.append(Step(operation, name, args, kwargs, inputs, tuple(numbers)))
         return numbers
+
+    def _with_sizes(
+        self, operation, args: tuple, kwargs: dict, outputs: list[KerasTensor]
+    ) -> list[KerasTensor]:
+        """Return the outputs of an operation with the sizes that follow from the inputs
+        of the graph, where the model leaves them free.
+        """
+        if not any(None in symbol.shape[1:] for symbol in outputs):
+            return outputs
+        args, kwargs = keras.tree.map_structure(
+            lambda leaf: self.specs[leaf.tensor] if isinstance(leaf, Ref) else leaf, (args, kwargs)
+        )
+        try:
+            found = keras.tree.flatten(operation.compute_output_spec(*args, **kwargs))
+        except Exception:  # of a layer that cannot say it; the sizes stay free
+            return outputs
+        return [KerasTensor(new.shape, x.dtype) for new, x in zip(found, outputs, strict=True)]
 
     def _is_composite(self, operation) -> bool:
         is_whole = isinstance(operation, (*_WHOLE, *self.opaque))

@@ -107,10 +107,11 @@ def contributions(model: keras.Model, images, classes=None) -> Contributions:
         values, seen = observed.run(look)
     output = values[graph.outputs[0]]
     chosen, weights = _inputs.class_weights(graph, as_numpy(output), classes)
-    factors = ops.cast(weights, output.dtype)
-    _, _, gradients, _ = observed.gradients(
-        lambda trace, axis: ops.zeros(()), loss=lambda outputs: ops.sum(outputs[0] * factors)
-    )
+
+    def weighted(outputs):
+        return ops.sum(outputs[0] * ops.cast(weights, outputs[0].dtype))
+
+    _, _, gradients, _ = observed.gradients(lambda trace, axis: ops.zeros(()), loss=weighted)
     rows = [row for rows in seen for row in ops.convert_to_numpy(rows)]
     first = len(rows)
     while first and rows[first - 1].shape == rows[-1].shape:

@@ -88,9 +88,10 @@ class StochasticDepth(SameShape):
         """Drop examples. A scalar tensor `rate` replaces the layer's rate."""
         if not training:
             return x
-        keep = 1 - (self.rate if rate is None else rate)
+        # Keras casts a tensor to the layer's compute dtype
+        keep = 1 - (self.rate if rate is None else ops.cast(rate, "float32"))
         shape = (ops.shape(x)[0], *[1] * (x.ndim - 1))
-        kept = keras.random.uniform(shape, seed=self.seed_generator) < keep
+        kept = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator) < keep
         return x * ops.cast(ops.cast(kept, "float32") / keep, x.dtype)
 
     def get_config(self):

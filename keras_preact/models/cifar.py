@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from keras_preact import _checks, shortcuts
 from keras_preact.blocks import Block
 from keras_preact.blocks import get as get_block
-from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
+from keras_preact.models.network import ResidualNetwork, Stage, fixed, image_shape, widen
 from keras_preact.models.network_options import NetworkOptions
 
 WIDTHS = (16, 32, 64)
@@ -57,13 +57,13 @@ def resnet_cifar(
     """
     options.setdefault("name", f"cifar_resnet{depth}")
     return _three_stages(
+        "resnet_cifar",
         depth,
         block,
         width_factor,
-        stem="3x3",
         classes=classes,
         input_shape=image_shape(input_shape, 32, options.get("data_format")),
-        **options,
+        **fixed("resnet_cifar", options, stem="3x3"),
     )
 
 
@@ -103,6 +103,7 @@ def resnet_1d(
     # sequences have the channels last, whatever Keras' setting
     options["data_format"] = options.get("data_format") or "channels_last"
     return _three_stages(
+        "resnet_1d",
         depth,
         block,
         width_factor,
@@ -114,7 +115,7 @@ def resnet_1d(
 
 
 def _three_stages(
-    depth: int, block: str | Block | None, width_factor: float, **options: Any
+    builder: str, depth: int, block: str | Block | None, width_factor: float, **options: Any
 ) -> ResidualNetwork:
     """Return a network of three stages of equal units, with the paper's blocks and
     shape-changing shortcuts unless the options say otherwise.
@@ -131,7 +132,8 @@ def _three_stages(
         )
         options["shape_shortcut"] = "projection" if projects else "zero_pad"
     stages = _stages(width_factor, units)
-    return ResidualNetwork(stages, stem_filters=stages[0].filters, block=block, **options)
+    options = fixed(builder, options, stem_filters=stages[0].filters)
+    return ResidualNetwork(stages, block=block, **options)
 
 
 def _stages(width_factor: float, units: int) -> list[Stage]:
@@ -176,12 +178,9 @@ def wide_resnet(
     options.setdefault("name", f"wide_resnet{depth}_{width_factor:g}")
     return ResidualNetwork(
         _stages(width_factor, units),
-        stem="3x3",
-        stem_filters=WIDTHS[0],
-        block="basic",
         classes=classes,
         input_shape=shape,
-        **options,
+        **fixed("wide_resnet", options, stem="3x3", stem_filters=WIDTHS[0], block="basic"),
     )
 
 
@@ -220,12 +219,9 @@ def fast_resnet(
     options.setdefault("downsampling", "max")
     return ResidualNetwork(
         [Stage(widen(width, width_factor), units, 2) for width in FAST_WIDTHS],
-        stem="whitening",
-        stem_filters=0,
-        block="basic",
         classes=classes,
         input_shape=shape,
-        **options,
+        **fixed("fast_resnet", options, stem="whitening", stem_filters=0, block="basic"),
     )
 
 

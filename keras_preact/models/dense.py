@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from keras_preact import _checks
-from keras_preact.models.network import ResidualNetwork, Stage
+from keras_preact.models.network import ResidualNetwork, Stage, fixed
 from keras_preact.models.network_options import NetworkOptions
 
 
@@ -47,10 +47,7 @@ def dense_resnet(
     options.setdefault("name", f"dense_resnet{depth}")
     return ResidualNetwork(
         [Stage(width, (depth - 2) // 2)],
-        stem="dense",
-        stem_filters=width,
-        block="dense",
         classes=classes,
         input_shape=input_shape,
-        **options,
+        **fixed("dense_resnet", options, stem="dense", stem_filters=width, block="dense"),
     )

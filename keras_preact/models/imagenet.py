@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Unpack
 
 from keras_preact import _checks, blocks
-from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
+from keras_preact.models.network import ResidualNetwork, Stage, fixed, image_shape, widen
 from keras_preact.models.network_options import NetworkOptions
 
 #: Block and units of the four stages by depth. 18 to 152: arXiv 1512.03385, Table 1; 200:
@@ -94,9 +94,8 @@ def resnet_imagenet(
             for s, units in enumerate(stage_depths)
         ],
         stem=stem,
-        stem_filters=64,
         block=made,
         classes=classes,
         input_shape=shape,
-        **options,
+        **fixed("resnet_imagenet", options, stem_filters=64),
     )

@@ -285,6 +285,21 @@ def image_shape(
     return tuple(shape)
 
 
+def fixed(builder: str, options: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+    """Return the options of a network with those that its builder chooses.
+
+    Raises:
+        ValueError: if `options` has another value for one of `own`.
+    """
+    for name, value in own.items():
+        if options.get(name, value) != value:
+            raise ValueError(
+                f"kp.models.{builder} has {name}={value!r}. Use kp.models.ResidualNetwork for "
+                f"other networks. Received: {name}={options[name]!r}"
+            )
+    return {**options, **own}
+
+
 def widen(width: int, factor: float) -> int:
     """Return the width of a stage times `width_factor`."""
     widened = int(width * factor)

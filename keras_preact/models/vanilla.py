@@ -7,7 +7,7 @@ import keras
 
 from keras_preact import _checks, initializers
 from keras_preact.arrangements import Arrangement
-from keras_preact.models.network import ResidualNetwork, Stage, image_shape
+from keras_preact.models.network import ResidualNetwork, Stage, fixed, image_shape
 from keras_preact.models.network_options import NetworkOptions
 
 #: Variances of weights and biases at which a tanh network is critical (arXiv 1806.05393, Sec. 4):
@@ -71,10 +71,9 @@ def vanilla_cnn(
     }
     return ResidualNetwork(
         [Stage(filters, depth - 2, strides)],
-        stem="3x3",
-        stem_filters=filters,
-        block="single",
         classes=classes,
         input_shape=image_shape(input_shape, 32, options.get("data_format")),
-        **(defaults | options),
+        **fixed(
+            "vanilla_cnn", defaults | options, stem="3x3", stem_filters=filters, block="single"
+        ),
     )

@@ -234,3 +234,27 @@ def test_units_of_every_depth(builder, depth, options, units):
     assert {unit.block.name for unit in model.copy_units()} == {block}
     strides = [unit.strides for unit in model.copy_units() if unit.name.endswith("unit1")]
     assert strides == [1] + [2] * (len(stages) - 1)
+
+
+@pytest.mark.parametrize(
+    ("build", "given"),
+    [
+        (lambda **options: kp.models.resnet_cifar(8, **options), {"stem": "7x7"}),
+        (lambda **options: kp.models.resnet_cifar(8, **options), {"stem_filters": 8}),
+        (lambda **options: kp.models.wide_resnet(10, 1, **options), {"block": "bottleneck"}),
+        (kp.models.fast_resnet, {"stem": "3x3"}),
+        (lambda **options: kp.models.dense_resnet(4, **options), {"block": "basic"}),
+        (lambda **options: kp.models.vanilla_cnn(4, **options), {"block": "basic"}),
+        (
+            lambda **options: kp.models.resnet_1d(8, input_shape=(8, 1), classes=2, **options),
+            {"stem_filters": 8},
+        ),
+        (lambda **options: kp.models.resnet_imagenet(18, **options), {"stem_filters": 8}),
+    ],
+)
+def test_options_that_a_builder_chooses(build, given):
+    message = harness.error_of(lambda: build(**given))
+    [(name, value)] = given.items()
+    assert (
+        f"Use kp.models.ResidualNetwork for other networks. Received: {name}={value!r}" in message
+    )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact.layers import chains
 from tests import reference
 from tests.keras_preact import harness
 
@@ -35,6 +36,23 @@ def test_mixed_precision_is_close_to_float32(policy, limit):
     assert mixed.output.dtype == got.dtype == "float32"
     error = np.abs(got - want).max() / np.abs(want).max()
     assert 0 < error < limit
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
+def test_what_is_random_in_training(dtype, stacked):
+    """Stacks hand the rates of their units to the layers that drop, as tensors."""
+    random = {"stochastic_depth": 0.5, "dropout": 0.2, "dropout_varies": True}
+    model = network(dtype, stacked=stacked, **random)
+    x = harness.images(8, 8, 8, 3)
+    first, second = (harness.numpy(model(x, training=True)) for _ in range(2))
+    assert np.isfinite(first).all()
+    assert (np.abs(first - second) > 1e-3).mean() > 0.5
+    x = np.ones((64, 4, 4, 2), "float32")
+    drop = chains.StochasticDepth(0.0, seed=1, dtype=dtype)
+    half = keras.ops.cast(0.5, drop.compute_dtype)
+    values = np.unique(harness.numpy(drop(x, half, training=True)))
+    assert values.tolist() == [0, 2]
 
 
 @pytest.fixture

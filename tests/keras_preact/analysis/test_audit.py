@@ -889,3 +889,15 @@ def test_report():
     held = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert (held["passed"], held["worst"], len(held["findings"])) == (False, "FAIL", len(CHECKS))
     assert held["findings"][0]["locations"] == ["unit2"]
+
+
+@pytest.mark.parametrize(
+    "build", [kp.models.fast_resnet, lambda **o: kp.models.resnet_cifar(8, **o)]
+)
+def test_a_network_for_images_of_any_size_is_read_as_one_of_their_size(build):
+    """A unit that halves the map, with as many channels, has no shortcut of its shape."""
+    images = harness.images(4, 11, 11, 3)
+    of_any, of_one = (build(input_shape=shape) for shape in ((None, None, 3), images.shape[1:]))
+    harness.randomize(of_any)
+    of_one.set_weights(of_any.get_weights())
+    assert audit(of_any, images).to_dict() == audit(of_one, images).to_dict()
