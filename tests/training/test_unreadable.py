@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from tests.rights import of_a_user
 from tests.training.calls import error_of, words
 from tests.training.images import write_folder
-from tests.rights import of_a_user
 from training.cli import console
 from training.commands.predict.named import Named, find
 from training.data import broken
