@@ -69,7 +69,8 @@ def contributions(model: keras.Model, images, classes=None) -> Contributions:
 
     Raises:
         ValueError: for another head; for units with an f, or a shortcut that is not
-            linear; as `grad_cam` for classes, and as `propagation`.
+            linear; for outputs that are not finite; as `grad_cam` for classes, and as
+            `propagation`.
 
     Example:
 
@@ -106,6 +107,11 @@ def contributions(model: keras.Model, images, classes=None) -> Contributions:
     with keras.StatelessScope():
         values, seen = observed.run(look)
     output = values[graph.outputs[0]]
+    if not np.isfinite(as_numpy(output)).all():
+        raise ValueError(
+            "The outputs of the model must be finite. Received: a model that returns infinite "
+            "numbers or NaN"
+        )
     chosen, weights = _inputs.class_weights(graph, as_numpy(output), classes)
 
     def weighted(outputs):

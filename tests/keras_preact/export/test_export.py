@@ -200,6 +200,25 @@ def test_the_size_of_image_files(shape, dtype, preprocessing, size):
     assert saved_model._size_of_files(scores, preprocessing) == size
 
 
+def test_a_difference_that_rounding_makes_is_allowed():
+    """This network magnifies the rounding of an image about 10,000 times."""
+    network = keras.Sequential(
+        [
+            keras.Input((1,)),
+            keras.layers.Dense(1, use_bias=False),
+            keras.layers.Activation(keras.ops.sin),
+            keras.layers.Dense(2, use_bias=False),
+        ]
+    )
+    network.set_weights([np.full((1, 1), 1e4, "float32"), np.ones((1, 2), "float32")])
+    images = np.ones((3, 1), "float32")
+    scores = _scores.take_apart(network)
+    logits = _check.expected(scores, images)["logits"]
+    found = _check._own_rounding(scores, images, logits)
+    assert found == pytest.approx(abs(np.sin(1e4 * (1 + 2**-23)) - np.sin(1e4)), rel=0.3)
+    assert _check.ROUNDINGS * found > 100 * _check.TOLERANCES["float32"]
+
+
 def test_images_of_any_size_have_a_smallest_size(tmp_path):
     """TensorFlow may end the process of a server that computes a smaller one."""
     network = keras.Sequential(
