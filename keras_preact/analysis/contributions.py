@@ -16,9 +16,10 @@ from keras_preact.units import Trace
 
 #: Classes of layers that are linear, except for a shift, once signs and places of maxima are fixed.
 _LINEAR = re.compile(
-    r"(Global|Padded)?(Average|Max|Binomial)Pooling\dD|(Padded)?Conv\dD|Dense|Flatten|Reshape"
-    r"|Activation(Layer)?|(Leaky|P)?ReLU|Relu|LeakyRelu|BatchNormalization|(Spatial)?Dropout(\dD)?"
-    r"|MeanOfStreams"
+    r"(Global|Padded)?(Average|Max|Binomial)Pooling\dD|(Padded|Depthwise|Separable)?Conv\dD|Dense"
+    r"|Activation(Layer)?|(Leaky|P)?ReLU|Relu|LeakyRelu|BatchNormalization|MeanOfStreams"
+    r"|(Spatial|Gaussian|Alpha)?Dropout(\dD)?|GaussianNoise|(ZeroPadding|Cropping|UpSampling)\dD"
+    r"|Identity|Cast|Flatten|Reshape|Permute|Transpose|Mean|Max"
 )
 _ACTIVATIONS = ("linear", "relu", "relu6", "leaky_relu")
 #: Largest relative error of a unit's sum, and that in 16 bits.

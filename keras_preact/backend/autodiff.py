@@ -183,9 +183,18 @@ def _hvp_torch(function, tensors, vectors):
 
     tensors = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     options = {"allow_unused": True, "materialize_grads": True}
-    with torch.enable_grad():
+    with torch.enable_grad(), _twice_differentiable():
         gradients = torch.autograd.grad(function(*tensors), tensors, create_graph=True, **options)
     return torch.autograd.grad(gradients, tensors, vectors, **options)
+
+
+def _twice_differentiable():
+    """Let torch compute attention with operations that have second derivatives. Its faster
+    kernels have none.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def _vjp_tensorflow(function, x):
@@ -229,7 +238,7 @@ def _graph_torch(function, x):
     import torch
 
     x = x.detach().clone().requires_grad_()
-    with torch.enable_grad():
+    with torch.enable_grad(), _twice_differentiable():
         y = function(x)
         return x, y + x[:0].sum().to(y.dtype)  # adds 0, so that y always depends on x
 

@@ -84,13 +84,16 @@ def test_by_hand(options):
 
 
 def test_models_of_others():
-    """One stage of units made of Keras' layers; the head has a max pooling."""
+    """One stage of units made of Keras' layers; the head has a max pooling, and layers that
+    change nothing at inference.
+    """
     inputs = x = keras.Input((6, 6, 3))
     for i in range(2):
         y = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
         x = keras.layers.Add(name=f"sum{i}")([x, keras.layers.Conv2D(3, 3, padding="same")(y)])
     y = keras.layers.LeakyReLU()(keras.layers.BatchNormalization()(x))
-    y = keras.layers.GlobalMaxPooling2D()(y)
+    y = keras.layers.ZeroPadding2D()(keras.layers.Identity()(y))
+    y = keras.layers.GlobalMaxPooling2D()(keras.layers.GaussianDropout(0.1)(y))
     model = keras.Model(inputs, keras.layers.Dense(4)(y))
     harness.randomize(model)
     images = harness.images(5, 6, 6, 3)
