@@ -11,6 +11,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 import keras_preact as kp
@@ -356,6 +357,23 @@ def in_8_bits():
     ov.save_model(other, version / INT8, compress_to_fp16=False)
     card = json.loads((version / OWN_CARD).read_text())
     (version / OWN_CARD).write_text(json.dumps(card | {"precision": "int8"}))
+
+
+@pytest.mark.parametrize("cut", [{}, {"resize": 6, "crop": "center"}])
+def test_an_export_without_a_run_gets_its_photos_as_its_card_says(tmp_path, monkeypatch, cut):
+    """The loss is that of the answers for the same files."""
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "photos")
+    network = [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
+    preprocessing = kp.preprocessing.Preprocessing((120.0,) * 3, (60.0,) * 3, 4, **cut)
+    path = exported(keras.Sequential(network), ["cat", "dog"], preprocessing=preprocessing)
+    files = sorted(tmp_path.glob("photos/test/*/*.png"))
+    serve = tf.saved_model.load(path).signatures["predict_bytes"]
+    answers = serve(image_bytes=tf.constant([file.read_bytes() for file in files]))
+    of_label = answers["classes"].numpy() == [[file.parent.name.encode()] for file in files]
+    want = -np.log(answers["scores"].numpy()[of_label]).mean()
+    run_evaluate("exported/m", "--data", "folder", "--data-dir", "photos", "--output", "again")
+    assert metrics_of(tmp_path / "again")["loss"] == pytest.approx(want, rel=1e-4)
 
 
 #: What is evaluated: a function that writes it, its path, and its loss.

@@ -86,6 +86,8 @@ def evaluate(
             if data is None and source.is_function:
                 functions.trust([source.name], subject, trusting, trust)
             images = datasets.load(source)
+        if opened.preprocessing is not None:
+            images = dataclasses.replace(images, standard=opened.preprocessing)
         classes = measurements.fitting_classes(subject, opened.classes, opened.outputs, images)
         _check_shape(subject, opened.shape, images, source.size)
         for note in images.notes:

@@ -13,7 +13,7 @@ from ...directory import runs
 from ...errors import UserError, reading
 
 if TYPE_CHECKING:
-    from keras_preact.preprocessing import InputRange
+    from keras_preact.preprocessing import InputRange, Preprocessing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Classifier:
         data: Data set that it was trained on, if known.
         classes: Names of its classes, if known.
         described: Content of the config.json of its run; None without a run.
+        preprocessing: How image files are resized for it. None: as the data set says.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class Classifier:
     data: Data | None
     classes: Sequence[str] | None = None
     described: Mapping[str, Any] | None = None
+    preprocessing: "Preprocessing | None" = None
 
     @property
     def size(self) -> int | None:
@@ -165,6 +167,7 @@ def _open_saved_model(path: Path) -> Classifier:
         data=from_json(Data, options["data"]) if options else None,
         classes=classes if len(classes) > 1 else None,
         described=described if options else None,
+        preprocessing=None if options else preprocessing,
     )
 
 
