@@ -58,7 +58,7 @@ class Batcher(Pool):
         self._run = run
         self.max_batch_size = max_batch_size
         self._together = together
-        self.observe: Callable[[int, float], object] = lambda rows, seconds: None
+        self.observe: Callable[[int, float], None] = lambda rows, seconds: None
         self.computed, self.rows = Duration(), 0
         self._began: float | None = None
 

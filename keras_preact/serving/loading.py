@@ -63,7 +63,12 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     servable.forget()
     rows = metrics.batch_rows.labels(*labels)
     seconds = metrics.batch_seconds.labels(*labels)
-    servable.batcher.observe = lambda n, time: (rows.observe(n), seconds.observe(time))
+
+    def observe(n: int, time: float) -> None:
+        rows.observe(n)
+        seconds.observe(time)
+
+    servable.batcher.observe = observe
     return servable
 
 

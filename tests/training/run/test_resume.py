@@ -172,6 +172,9 @@ def test_options_of_a_resume_are_those_of_the_next(everything, tmp_path):
     with pytest.raises(SystemExit):
         train.main(["--resume", str(run), "--trust"])
     assert progress_at(run, 14)["best"] == before["best"]
+    with pytest.raises(SystemExit):
+        run_train(run, *EVERYTHING, "--callbacks", name, "--resume")
+    assert progress_at(run, 15)["best"] == before["best"]
 
 
 @pytest.mark.backend
