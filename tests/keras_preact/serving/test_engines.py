@@ -17,7 +17,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 16 * 2.0**-8}
 
 @pytest.fixture
 def frozen(saved_model):
-    return freeze(saved_model.loaded.core)
+    return freeze(*saved_model.loaded.core.concrete_functions)
 
 
 def images(number):
