@@ -403,15 +403,7 @@ T = typing.TypeVar("T")
 OF_COMMAND = ["output", "resume", "dry_run"]
 #: Options that may change when a run is resumed: they do not change what it computes, except for
 #: rounding.
-FREE = [
-    *OF_COMMAND,
-    "checkpoint",
-    "distribution",
-    "compile_cache",
-    "health",
-    "callbacks",
-    "profile",
-]
+FREE = ["checkpoint", "distribution", "compile_cache", "health", "callbacks", "profile"]
 
 
 def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -462,7 +454,7 @@ def _is_of(hint: Any, value: Any) -> bool:
 
 def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> list[str]:
     """Return the options, as named on the command line, in which two configurations
-    differ, except for `FREE` options and the `ignored` ones.
+    differ, except for those of the command, `FREE` ones and the `ignored` ones.
     """
     first, second = options(one), options(other)
     names = [f"--{name}" for name in first if first[name] != second[name]]
@@ -471,7 +463,7 @@ def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> li
 
 def options(config: Config) -> dict[str, Any]:
     """Return the options of a configuration, by their names on the command line without
-    dashes, except for `FREE` options.
+    dashes, except for those of the command and `FREE` ones.
     """
     return _flat(dataclasses.asdict(config))
 
@@ -480,6 +472,6 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for field, value in fields.items():
         name = prefix + NAMES.get(field, field).replace("_", "-")
-        if prefix or field not in FREE:
+        if prefix or field not in (*OF_COMMAND, *FREE):
             flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat

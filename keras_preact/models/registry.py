@@ -292,15 +292,17 @@ def create_model(
         _check_preprocessing(entry, overrides, data_format == "channels_first")
         arguments |= {"mean": entry.preprocessing.mean, "std": entry.preprocessing.std}
     model = entry.builder(**arguments | overrides)
-    if weights is not None:
-        config = model.get_config()
-        if weights.parent == TRAINED:
-            _check_options(entry, weights, config, {"classes": classes, **overrides})
-        shape = spatial.reordered(config["input_shape"], config["data_format"], "channels_last")
-        if weights.parent == TRAINED and shape[-1] != entry.input_shape[-1]:
-            _load_with_other_channels(model, weights, entry)
-        else:
-            _load_weights(model, weights)
+    if weights is None:
+        return model
+    config = model.get_config()
+    is_ours = weights.parent == TRAINED
+    if is_ours:
+        _check_options(entry, weights, config, {"classes": classes, **overrides})
+    shape = spatial.reordered(config["input_shape"], config["data_format"], "channels_last")
+    if is_ours and shape[-1] != entry.input_shape[-1]:
+        _load_with_other_channels(model, weights, entry)
+    else:
+        _load_weights(model, weights)
     return model
 
 

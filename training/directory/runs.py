@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import disk
-from ..config import FREE, OF_COMMAND, Config, differences, from_json, own_parts
+from ..config import FREE, Config, differences, from_json, own_parts
 from ..errors import UserError, check_utf8, command, reading, writing
 
 #: File of a run directory that names the process that trains in it. The file stays; its lock ends
@@ -128,7 +128,7 @@ def keep_free_options(run: Path, config: Config) -> None:
     `keras-preact resume` takes them next time.
     """
     described, options = read_config(run), dataclasses.asdict(config)
-    described["config"] |= {name: options[name] for name in FREE if name not in OF_COMMAND}
+    described["config"] |= {name: options[name] for name in FREE}
     disk.write_json(run / "config.json", described)
 
 
