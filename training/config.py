@@ -201,8 +201,8 @@ class Data:
     """Number of pixels that pad_crop_flip adds on each side."""
     flip: Literal["random", "alternating", "none"] = "random"
     """random: mirror half of the images. alternating: mirror each image in every other epoch (only
-    for pad_crop_flip, arXiv 2404.00498). none: mirror no image, for digits, text and traffic
-    signs."""
+    for pad_crop_flip of images in memory, arXiv 2404.00498). none: mirror no image, for digits,
+    text and traffic signs."""
     rand_augment: tuple[int, int] | None = None
     """RandAugment: number of operations per image and their magnitude (0 to 30), such as 2 9."""
     mixup: float = 0.0

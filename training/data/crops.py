@@ -27,13 +27,22 @@ def pad(
         border: Pixels to add.
     """
     sides = ((0, 0), (border, border), (border, border), (0, 0))
-    if padding == "reflect":
+    added = colour(mean, padding)
+    if added is None:
         return np.ascontiguousarray(np.pad(images, sides, mode="reflect"))
     padded = np.pad(images, sides)
-    if padding == "mean":
-        outside = np.pad(np.zeros(images.shape[1:3], bool), border, constant_values=True)
-        padded[:, outside] = np.rint(mean).astype("uint8")
+    outside = np.pad(np.zeros(images.shape[1:3], bool), border, constant_values=True)
+    padded[:, outside] = added
     return padded
+
+
+def colour(mean: tuple[float, ...], padding: str) -> np.ndarray | None:
+    """Return the colour of the pixels that `pad` adds, whole numbers from 0 to 255; None if it
+    reflects the image.
+    """
+    if padding == "reflect":
+        return None
+    return np.rint(mean if padding == "mean" else np.zeros(len(mean))).astype("float32")
 
 
 class PadCropFlip:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_preact.backend import tf_data
 from keras_preact.preprocessing import resize_image, smoothly_resized
 
+from . import crops
 from .image_data import ImageData
 from .readers import Reader
 
@@ -105,6 +106,34 @@ def resize_and_center(image, data: ImageData, size: int):
 def resize(reader: Reader, image, seeds, data: ImageData, size: int):
     """Decode and resize the image as at evaluation."""
     return resize_and_center(reader.decode(image), data, size)
+
+
+def pad_crop_flip(
+    reader: Reader,
+    image,
+    seeds,
+    data: ImageData,
+    size: int,
+    *,
+    colour: np.ndarray | None,
+    border: int,
+    flip: bool = True,
+):
+    """Resize the image as at evaluation, add `border` pixels on every side, cut out `size` x
+    `size` pixels, and flip half of the images unless `flip` is False.
+
+    `crops` does the same faster, for images in memory that keep their size. Without a
+    `colour` of the added pixels, the image is reflected.
+    """
+    pixels = resize(reader, image, seeds, data, size)
+    if colour is None:
+        places = np.pad(np.arange(size), border, mode="reflect")
+        padded = tf.gather(tf.gather(pixels, places), places, axis=1)
+    else:
+        sides = [[border, border], [border, border], [0, 0]]
+        padded = tf.pad(pixels - colour, sides) + colour
+    crop = tf.image.stateless_random_crop(padded, (size, size, data.channels), seed=seeds[0])
+    return tf.image.stateless_random_flip_left_right(crop, seed=seeds[1]) if flip else crop
 
 
 def resized_crop_flip(

@@ -29,11 +29,10 @@ from .readers import LABELS, LAST, Arrays, Fake, Reader
 #: these rows of each batch.
 Opener = Callable[[int, np.ndarray], Any]
 
-#: Augmentations of one image, by name. pad_crop_flip, the paper's for CIFAR, works on whole
-#: batches, in NumPy.
-AUGMENTATIONS: Mapping[str, images.Augmentation | None] = {
+#: Augmentations of one image, by name.
+AUGMENTATIONS: Mapping[str, Callable] = {
     "none": images.resize,
-    "pad_crop_flip": None,
+    "pad_crop_flip": images.pad_crop_flip,
     "resized_crop_flip": images.resized_crop_flip,
 }
 
@@ -53,7 +52,7 @@ class TrainingStream:
     def dataset(self, start: int = 0, rows: slice = slice(None)):
         """Return an endless tf.data.Dataset of batches (images, labels).
 
-        Pixels are from 0 to 255: uint8 if images keep their own size, else float32.
+        Pixels are from 0 to 255: uint8 if images in memory keep their size, else float32.
         Labels are integers, or with mixup or CutMix the shares of the classes, float32.
 
         Args:
@@ -104,13 +103,11 @@ def training_stream(
         on_device: Whether batches hold the codes of `resident.Cut` instead of images.
 
     Raises:
-        UserError: for a batch larger than the split, and a batch of one image with mixup or
-            CutMix. For pad_crop_flip also if images have another size, differ in size, or do
-            not fit into memory.
+        UserError: for a batch larger than the split, a batch of one image with mixup or
+            CutMix, and images that differ in size without `size`. For `on_device` and flips
+            that alternate, also if images are resized, or do not fit into memory.
     """
-    augment = AUGMENTATIONS[augmentation]
-    if augment is images.resized_crop_flip:
-        augment = functools.partial(augment, flip=flip != "none")
+    is_cropped = augmentation == "pad_crop_flip"
     size = size or data.size
     fake = isinstance(data.train, Fake)
     if not 0 < batch_size <= data.train.size:
@@ -118,8 +115,6 @@ def training_stream(
             f"--batch-size, or each part of it with --accumulate, must be 1 to {data.train.size}, "
             f"the number of training images. Received: {batch_size}"
         )
-    if augment is None and not fake:
-        _check_one_size(data, size)
     if size is None:
         raise UserError(f"The images of {data.name} differ in size: choose one with --data.size.")
     alter = RandAugment(*rand_augment, seed, data.preprocessing.mean) if rand_augment else None
@@ -129,7 +124,13 @@ def training_stream(
             "--data.mixup and --data.cutmix need at least 2 images in a batch, and in each part "
             "with --accumulate. Received: 1 image"
         )
-    held = data.in_memory if augment in (None, images.resize) and size == data.size else None
+    keeps_size = augmentation != "resized_crop_flip" and size == data.size
+    held = data.in_memory if keeps_size else None
+    if flip == "alternating" and held is None and not fake:
+        raise UserError(
+            "--data.flip alternating is for images in memory that keep their size. Use --data.flip "
+            "random for these."
+        )
     if on_device and (fake or held is None or alter is not None or mixing is not None):
         raise UserError(
             "--data.on-device is for images in memory that keep their size, with "
@@ -142,16 +143,16 @@ def training_stream(
         return TrainingStream(batch_size, opener)
     stream: Opener
     if held is None:
-        stream = _one_by_one(data, batch_size, augment or images.resize, size, seed)
+        augment = _of_one_image(augmentation, data, padding, border, flip)
+        stream = _one_by_one(data, batch_size, augment, size, seed)
     else:
         inputs: Callable = held.images.__getitem__
         if on_device:
             inputs = functools.partial(resident.encode, border=border)
-        elif augment is None:
+        elif is_cropped:
             padded = crops.pad(held.images, data.preprocessing.mean, padding, border)
             inputs = crops.PadCropFlip(padded, border)
-        crop = None if augment else border
-        stream = _in_memory(held, batch_size, seed, inputs, crop, flip)
+        stream = _in_memory(held, batch_size, seed, inputs, border if is_cropped else None, flip)
     if alter is not None or mixing is not None:
         stream = finished(stream, batch_size, alter, mixing)
     return TrainingStream(batch_size, stream)
@@ -168,28 +169,19 @@ def check_options(augmentation: str, border: int, flip: str) -> None:
         f"border {border}": border != crops.BORDER,
     }
     for option, is_given in pad_crop_flip_only.items():
-        if is_given and AUGMENTATIONS[augmentation] is not None:
+        if is_given and augmentation != "pad_crop_flip":
             raise UserError(
                 f"--data.{option} needs --data.augmentation pad_crop_flip. Received: {augmentation}"
             )
 
 
-def _check_one_size(data: ImageData, size: int | None) -> None:
-    if data.size is None:
-        raise UserError(
-            "--data.augmentation pad_crop_flip is for images of one size; use resized_crop_flip "
-            "for these."
-        )
-    if data.size != size:
-        raise UserError(
-            f"--data.augmentation pad_crop_flip keeps the images at {data.size} x {data.size} "
-            f"pixels: remove --data.size. Received: --data.size {size}"
-        )
-    if data.in_memory is None:
-        raise UserError(
-            "--data.augmentation pad_crop_flip is for images that fit into memory; use "
-            "resized_crop_flip for these."
-        )
+def _of_one_image(
+    augmentation: str, data: ImageData, padding: str, border: int, flip: str
+) -> images.Augmentation:
+    options: dict[str, Any] = {} if augmentation == "none" else {"flip": flip != "none"}
+    if augmentation == "pad_crop_flip":
+        options |= {"colour": crops.colour(data.preprocessing.mean, padding), "border": border}
+    return functools.partial(AUGMENTATIONS[augmentation], **options)
 
 
 def _one_batch(shape: tuple[int, ...], classes: int, seed: int, shares: bool) -> Opener:

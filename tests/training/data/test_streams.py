@@ -13,6 +13,7 @@ from PIL import Image
 from tests.training import images as pictures
 from training.config import Data
 from training.data import image_data, images, load, training_stream
+from training.data.pipelines import AUGMENTATIONS
 from training.data.readers import Files
 
 
@@ -36,9 +37,12 @@ def records(tmp_path_factory):
 #: Name to augmentation and size of a stream.
 STREAMS = {
     "pad_crop_flip": ("pad_crop_flip", None),
+    "padded and resized": ("pad_crop_flip", 5),
     "resized": ("resized_crop_flip", 5),
     "files": ("resized_crop_flip", 16),
+    "padded files": ("pad_crop_flip", 16),
     "records": ("resized_crop_flip", 16),
+    "padded records": ("pad_crop_flip", None),
     "fake": ("none", None),
     "mixed": ("pad_crop_flip", None),
     "mixed files": ("resized_crop_flip", 16),
@@ -55,7 +59,7 @@ def data_set(request, folder, records, monkeypatch):
         options = {"rand_augment": (2, 9), "mixup": 0.2, "cutmix": 1.0}
     if "files" in request.param:
         data = folder
-    elif request.param == "records":
+    elif "records" in request.param:
         monkeypatch.setattr(image_data, "CACHE_BYTES", 0)
         data = load(Data("cifar100", dir=records))
     elif request.param == "fake":
@@ -252,7 +256,10 @@ def numbered(batch_size=4, augmentation="none", size=None, seed=0, **options):
         (lambda: numbered(11), "--batch-size.* must be 1 to 10.* Received: 11"),
         (lambda: numbered().dataset(-1), "`start` must not be negative"),
         (lambda: numbered().dataset(rows=slice(4, 8)), "some of the 4 images of a batch"),
-        (lambda: numbered(augmentation="pad_crop_flip", size=8), "keeps the images at 4 x 4"),
+        (
+            lambda: numbered(augmentation="pad_crop_flip", size=8, flip="alternating"),
+            "--data.flip alternating is for images in memory that keep their size. Use",
+        ),
         (lambda: numbered(1, cutmix=1.0), "need at least 2 images in a batch.*1 image"),
     ],
 )
@@ -261,11 +268,7 @@ def test_wrong_arguments(call, message):
         call()
 
 
-def test_images_of_several_sizes_or_too_many_need_a_resized_crop(folder, records, monkeypatch):
-    with pytest.raises(ValueError, match="images of one size; use resized_crop_flip"):
-        training_stream(folder, 4, "pad_crop_flip", 16, 0)
-    with pytest.raises(ValueError, match=r"differ in size: choose one with --data\.size"):
-        training_stream(folder, 4, "none", None, 0)
-    monkeypatch.setattr(image_data, "CACHE_BYTES", 0)
-    with pytest.raises(ValueError, match="images that fit into memory"):
-        training_stream(load(Data("cifar100", dir=records)), 4, "pad_crop_flip", None, 0)
+def test_images_of_several_sizes_need_a_size(folder):
+    for augmentation in AUGMENTATIONS:
+        with pytest.raises(ValueError, match=r"differ in size: choose one with --data\.size"):
+            training_stream(folder, 4, augmentation, None, 0)
