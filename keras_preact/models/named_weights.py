@@ -264,6 +264,6 @@ def extract(model: keras.Model, entries: Iterable[Entry]) -> dict[str, np.ndarra
             f"The format has no names for weights of the network {model.name!r}:", missing=missing
         )
     return {
-        entry.theirs: np.ascontiguousarray(entry.transform.to_theirs(places[path].value()))
+        entry.theirs: np.asarray(entry.transform.to_theirs(places[path].value()), order="C")
         for path, entry in table.items()
     }

@@ -10,7 +10,6 @@ import tensorflow as tf
 from keras_preact.backend import tf_data
 from keras_preact.preprocessing import resize_image, smoothly_resized
 
-from . import crops
 from .image_data import ImageData
 from .readers import Reader
 
@@ -133,7 +132,7 @@ def pad_crop_flip(
         sides = [[border, border], [border, border], [0, 0]]
         padded = tf.pad(pixels - colour, sides) + colour
     crop = tf.image.stateless_random_crop(padded, (size, size, data.channels), seed=seeds[0])
-    return tf.image.stateless_random_flip_left_right(crop, seed=seeds[1]) if flip else crop
+    return _flipped(crop, seeds, flip)
 
 
 def resized_crop_flip(
@@ -183,4 +182,8 @@ def resized_crop_flip(
     crop = tf.cond(tf.io.is_jpeg(image), cut_jpeg, cut_decoded) if reader.encoded else cut_decoded()
     crop = smoothly_resized(crop, (size, size))
     crop = tf.ensure_shape(crop, (size, size, data.channels))
-    return tf.image.stateless_random_flip_left_right(crop, seed=seeds[1]) if flip else crop
+    return _flipped(crop, seeds, flip)
+
+
+def _flipped(image, seeds, flip: bool):
+    return tf.image.stateless_random_flip_left_right(image, seed=seeds[1]) if flip else image

@@ -51,6 +51,21 @@ def test_load_and_extract(stacked):
     np.testing.assert_equal(values(model), before | {path: np.ones(before[path].shape, "float32")})
 
 
+@pytest.mark.parametrize("shortcut", [*kp.SHORTCUTS])
+def test_weights_of_every_shape_come_back(shortcut):
+    """A shortcut may have a scalar as its weight."""
+    source, target = (
+        kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25, shortcut=shortcut)
+        for _ in range(2)
+    )
+    harness.randomize(source)
+    state = extract(source, same_names(source))
+    expected = {f"their/{path}": value.shape for path, value in values(source).items()}
+    assert {name: value.shape for name, value in state.items()} == expected
+    load(target, state, same_names(target))
+    np.testing.assert_equal(values(target), values(source))
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_missing_left_over_and_other_shapes_change_nothing(stacked):
     model = network(stacked=stacked)
