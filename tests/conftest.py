@@ -19,6 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # Runs would keep their compiled steps in the user's cache folder.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="keras-preact-compiled-")
+# The tests build the same small networks again and again. Two workers cannot share the folder,
+# because JAX may read what the other one has half written.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # Imports, collection and traces of graphs make millions of objects that stay. With Python's
 # threshold of 700, the garbage collector takes a fifth of the time of an import.

@@ -37,6 +37,7 @@ TOO_HIGH = "Learning rate is too high"
 OLD = "The moving statistics of the batch normalisation are out of date"
 
 
+@pytest.mark.soak
 def test_moving_statistics(hook, digits):
     """The runs differ only at inference."""
     found = hook.stale(*digits, epochs=6)
@@ -50,6 +51,7 @@ def test_moving_statistics(hook, digits):
     assert max(broken.history["val_accuracy"]) < 0.5 < max(repaired.history["val_accuracy"])
 
 
+@pytest.mark.soak
 def test_logits_in_a_loss_for_probabilities(hook, digits):
     found = hook.logits(*digits, epochs=4)
     broken, repaired = found["runs"].values()

@@ -30,7 +30,7 @@ def run() -> nbformat.NotebookNode:
     return client.execute(cwd=str(PATH.parent))
 
 
-@pytest.mark.process
+@pytest.mark.soak
 def test_it_runs():
     run()
 

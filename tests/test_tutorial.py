@@ -41,6 +41,7 @@ def in_shell(line: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_every_command_works_in_its_order(tmp_path, monkeypatch):
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.S)

@@ -87,7 +87,7 @@ with atomic.workshop(Path(sys.argv[1]), sys.argv[2]) as made:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("prefix", [".export-", ".[a*]-"])
+@pytest.mark.parametrize("prefix", [pytest.param(".export-", marks=pytest.mark.soak), ".[a*]-"])
 def test_workshops_of_killed_processes_are_removed_and_no_others(tmp_path, prefix):
     others = [f"{prefix}backup", f"x{prefix}{16 * 'a'}", f"{prefix}{16 * 'b'}"]
     for name in others[:2]:

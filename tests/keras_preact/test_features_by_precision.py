@@ -269,20 +269,32 @@ def expected(feature: str, is_foreign: bool) -> dict[str, np.ndarray]:
 
 
 #: Each precision once, and two of the three in stacked units; the other pairs are slow.
-PAIRS = pytest.mark.parametrize(
-    ("precision", "stacked"),
+PAIRS = [
+    pytest.param("float32", True, id="float32-stacked"),
+    pytest.param("mixed_bfloat16", True, id="mixed_bfloat16-stacked"),
+    pytest.param("mixed_float16", False, id="mixed_float16-separate"),
+    pytest.param("mixed_bfloat16", False, id="mixed_bfloat16-separate", marks=pytest.mark.soak),
+    pytest.param("mixed_float16", True, id="mixed_float16-stacked", marks=pytest.mark.soak),
+]
+
+
+#: test_both_stacks.py has the analyses of stacks in float32.
+TWICE = [name for name, feature in FEATURES.items() if feature in OF_ANY_MODEL]
+
+
+@pytest.mark.parametrize(
+    ("feature", "precision", "stacked"),
     [
-        pytest.param("float32", True, id="float32-stacked"),
-        pytest.param("mixed_bfloat16", True, id="mixed_bfloat16-stacked"),
-        pytest.param("mixed_float16", False, id="mixed_float16-separate"),
-        pytest.param("mixed_bfloat16", False, id="mixed_bfloat16-separate", marks=pytest.mark.soak),
-        pytest.param("mixed_float16", True, id="mixed_float16-stacked", marks=pytest.mark.soak),
+        pytest.param(
+            name,
+            *pair.values,
+            id=f"{name}-{pair.id}",
+            marks=[*pair.marks, *[pytest.mark.soak] * (name in TWICE and pair is PAIRS[0])],
+        )
+        for name in FEATURES
+        for pair in PAIRS
     ],
 )
-
-
-@PAIRS
-@pytest.mark.parametrize("feature", FEATURES)
 def test_networks_of_this_package(feature, precision, stacked):
     got = FEATURES[feature](network(precision, stacked))
     check(feature, got, expected(feature, False), precision)
@@ -346,7 +358,7 @@ def one_child():
 
 
 @pytest.mark.usefixtures("one_child")
-@PAIRS
+@pytest.mark.parametrize(("precision", "stacked"), PAIRS)
 def test_files(precision, stacked, tmp_path):
     """Exports compute in float32, whatever the network computes in."""
     model, want = network(precision, stacked), output(network("float32", False))

@@ -50,6 +50,7 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.mark.soak
 @pytest.mark.process
 @pytest.mark.parametrize("backend", ["numpy", "openvino"])
 def test_saved_networks_predict(saved, backend):

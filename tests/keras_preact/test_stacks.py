@@ -93,28 +93,29 @@ def check_equal_to_chain(stack, units, x, training=True, steps=1):
 MHC_LITE = kp.shortcuts.HyperConnections(2, "permutations")
 NORMED_GATE = kp.shortcuts.ShortcutOnlyGating(bias=-1.0, normalization="batch")
 
-#: Options of the unit, depth, options of the stack. The first ones run on every backend.
+#: Options of the unit, depth, options of the stack. The first three run on every backend, the last
+#: four in the soak tests.
 CASES = [
     ({"arrangement": "bn_after_addition", "shortcut": "exclusive_gating"}, 3, {}),
     ({"shortcut": "conv1x1"}, 5, {"remat": 2, "unroll": 2}),
     ({"normalization": "rms", "use_bias": True}, 3, {"execution": "loop", "remat": 2}),
     ({"arrangement": "original"}, 3, {"execution": "loop"}),
     ({"arrangement": "relu_before_addition", "shortcut": "constant_scaling"}, 3, {"remat": True}),
+    ({"block": "bottleneck", "groups": 2, "normalization": "layer"}, 4, {"unroll": 2}),
+    ({"block": "single", "normalization": "group"}, 3, {"unroll": 5}),
+    ({"normalization": "none", "activation": "gelu"}, 3, {}),
+    ({"shortcut": NORMED_GATE}, 3, {"remat": 7}),
+    ({"arrangement": "original"}, 1, {"remat": True}),
+    ({"arrangement": kp.arrangements.FIXUP, "normalization": "none"}, 3, {}),
+    ({"shortcut": MHC_LITE, "arrangement": "original"}, 3, {"remat": 2}),
     (
         {"arrangement": "relu_only_preactivation", "shortcut": "shortcut_only_gating"},
         5,
         {"remat": 2},
     ),
     ({"arrangement": "bn_only_preactivation", "shortcut": "none"}, 5, {"remat": 3, "unroll": 2}),
-    ({"block": "bottleneck", "groups": 2, "normalization": "layer"}, 4, {"unroll": 2}),
     ({"block": "dense", "shortcut": "conv1x1", "use_bias": True}, 4, {"remat": 2}),
-    ({"block": "single", "normalization": "group"}, 3, {"unroll": 5}),
     ({"squeeze_excitation": 2, "standardize_weights": True}, 3, {"unroll": 2}),
-    ({"normalization": "none", "activation": "gelu"}, 3, {}),
-    ({"shortcut": NORMED_GATE}, 3, {"remat": 7}),
-    ({"arrangement": "original"}, 1, {"remat": True}),
-    ({"arrangement": kp.arrangements.FIXUP, "normalization": "none"}, 3, {}),
-    ({"shortcut": MHC_LITE, "arrangement": "original"}, 3, {"remat": 2}),
 ]
 
 #: Shape of the input and filters of the units, if they differ from images and basic blocks.
@@ -124,8 +125,9 @@ SIZES = {"bottleneck": ((3, 4, 4, 8), 2), "dense": (VECTORS, 4)}
 @pytest.mark.parametrize(
     ("options", "depth", "ways"),
     [
-        pytest.param(*case, marks=pytest.mark.backend if i < 3 else ())
-        for i, case in enumerate(CASES)
+        *(pytest.param(*case, marks=pytest.mark.backend) for case in CASES[:3]),
+        *CASES[3:-4],
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in CASES[-4:]),
     ],
     ids=harness.label,
 )

@@ -733,10 +733,11 @@ class TestMessages:
         [
             (0.5, 4, ["activation", "gap"]),
             (0.999, 4, ["old"]),
-            (0.999, 20, ["old"]),  # from update 100 on, without a gap
+            # from update 100 on, without a gap
+            pytest.param(0.999, 20, ["old"], marks=pytest.mark.soak),
             (0.999, 10, []),
             (None, 4, ["activation", "gap"]),  # a pretrained network
-            (None, 20, ["activation"]),
+            pytest.param(None, 20, ["activation"], marks=pytest.mark.soak),
         ],
     )
     def test_old_moving_statistics_are_no_overfitting(self, momentum, batches, causes):

@@ -70,6 +70,8 @@ MODELS = {
     "transformer unit": functools.partial(tokens, False),
     "stack of transformer units": functools.partial(tokens, True),
 }
+#: What the others cover together.
+SLOW_AND_ALIKE = ("stack", "loop", "bfloat16", "nested", "transformer unit")
 
 
 def fit(model, *callbacks, epochs=2, schedule=LINEAR):
@@ -80,7 +82,10 @@ def fit(model, *callbacks, epochs=2, schedule=LINEAR):
     return seen.rates
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.soak] * (kind in SLOW_AND_ALIKE)) for kind in MODELS],
+)
 def test_the_rate_is_that_of_the_schedule(kind):
     model = harness.compiled(MODELS[kind](), kp.optimizers.CoupledSGD(0.01))
     assert fit(model) == [0.5, 0.375, 0.25, 0.125, 0, 0]
@@ -108,8 +113,18 @@ def test_together_with_another_wrapper_of_the_optimizer():
     assert [record.step for record in health.history] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("stacked", [False, True], ids=["separate", "stacked"])
+@pytest.mark.parametrize(
+    ("stacked", "dtype"),
+    [
+        (False, "float32"),
+        (True, "mixed_bfloat16"),
+        (False, "mixed_float16"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.soak)
+            for pair in ((True, "float32"), (False, "mixed_bfloat16"), (True, "mixed_float16"))
+        ),
+    ],
+)
 def test_compiled_steps_drop_at_the_rate_and_keep_the_mean(stacked, dtype):
     """Each unit adds dropout(1) to 0, so the output is 0 where all units drop, and its mean
     is the number of units. An epoch is one step.
@@ -166,7 +181,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("block", ["basic", "dense"])
+@pytest.mark.parametrize("block", [pytest.param("basic", marks=pytest.mark.soak), "dense"])
 def test_rate_0_and_inference_are_the_network_without_dropout(block, options):
     if block == "basic":
         x, settings = harness.images(2, 8, 8, 1), {"input_shape": (8, 8, 1)} | VARIES
@@ -204,7 +219,16 @@ def test_weights_are_those_of_a_constant_rate(stacked, tmp_path):
             np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("kind", ["separate", "nested", "stack of transformer units"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "nested",
+        *(
+            pytest.param(kind, marks=pytest.mark.soak)
+            for kind in ("separate", "stack of transformer units")
+        ),
+    ],
+)
 def test_a_file_continues_the_schedule(kind, tmp_path):
     """It has the optimizer's count of updates, and the first rate of the layers."""
     model = harness.compiled(MODELS[kind](), kp.optimizers.CoupledSGD(0.01))

@@ -119,6 +119,7 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch, capsys):
     assert "500.0" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_resident_processes_compile_once_and_take_turns(monkeypatch, tmp_path):
     """Each process notes when it is ready and when it is asked."""
     popen, begun = subprocess.Popen, []
@@ -280,6 +281,7 @@ def test_options_of_the_input_side(options, message, capsys):
     assert message in error_of(capsys, command.main, ["input", *words(options)])
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_folder_that_a_loader_cannot_read(tmp_path, capsys):
     options = "--loaders keras-preact --modes train"
@@ -291,6 +293,7 @@ def test_a_folder_that_a_loader_cannot_read(tmp_path, capsys):
 SAMPLE = Path(__file__).parents[2] / "saved_models" / "cifar10_resnet20"
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_server_under_load(capsys):
     options = "--rounds 2 --seconds 0.1 --clients 2 --bodies binary json png jpeg --output s.json"
@@ -308,6 +311,7 @@ def test_a_server_under_load(capsys):
         assert (one == 1) == (label == labels[0])
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_an_export_in_the_engines(capsys):
     options = "--engines plain openvino --batches 2 --rounds 2 --seconds 0.01 --output e.json"

@@ -339,7 +339,7 @@ def test_arrangements_are_recognised(arrangement):
     assert len(result.causes) == bool(checks)
 
 
-@pytest.mark.parametrize("units", [3, 120])
+@pytest.mark.parametrize("units", [3, pytest.param(120, marks=pytest.mark.soak)])
 def test_post_activation_is_a_design_at_every_depth(units):
     """The paper trained original units at 1,001 layers, to 7.61 % (Table 3)."""
     inputs = keras.Input((20,))

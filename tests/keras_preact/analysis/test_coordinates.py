@@ -50,7 +50,7 @@ def by_hand(build, size, steps, rate=0.1):
 
 
 @pytest.mark.backend
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("stacked", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_changes_are_those_of_training(stacked):
     build, sizes, steps = builder(stacked=stacked), (6, 10), (1, 3)
     found = check(build, sizes, steps=steps)
@@ -67,6 +67,7 @@ def test_exponents():
     np.testing.assert_allclose(found.exponents, [2, 0], atol=1e-12)
 
 
+@pytest.mark.soak
 def test_one_rate_moves_deep_networks_alike_if_their_branches_are_scaled():
     build, h = builder, kp.shortcuts.DepthScaling(0.5, base=9)
     ordinary, scaled = (

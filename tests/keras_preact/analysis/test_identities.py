@@ -72,7 +72,11 @@ LINEAR = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.backend] * (name in ("dropout", "streams, sinkhorn")))
+        pytest.param(
+            name,
+            marks=[pytest.mark.backend] * (name in ("dropout", "streams, sinkhorn"))
+            + [pytest.mark.soak] * (name in ("streams, sinkhorn", "streams, permutations")),
+        )
         for name in LINEAR
     ],
 )

@@ -131,8 +131,14 @@ def module(monkeypatch):
     return module
 
 
-@pytest.mark.parametrize("error", [ValueError, OSError, FileNotFoundError])
-@pytest.mark.parametrize("place", ["on_train_begin", "on_train_batch_end", "on_epoch_end"])
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("on_train_begin", ValueError),
+        ("on_train_batch_end", OSError),
+        ("on_epoch_end", FileNotFoundError),
+    ],
+)
 def test_a_fault_in_a_callback_shows_its_trace(module, place, error):
     """The status is then that of Python, 1, and launchers start the run again."""
 

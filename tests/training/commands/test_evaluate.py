@@ -359,7 +359,9 @@ def in_8_bits():
     (version / OWN_CARD).write_text(json.dumps(card | {"precision": "int8"}))
 
 
-@pytest.mark.parametrize("cut", [{}, {"resize": 6, "crop": "center"}])
+@pytest.mark.parametrize(
+    "cut", [pytest.param({}, marks=pytest.mark.soak), {"resize": 6, "crop": "center"}]
+)
 def test_an_export_without_a_run_gets_its_photos_as_its_card_says(tmp_path, monkeypatch, cut):
     """The loss is that of the answers for the same files."""
     monkeypatch.chdir(tmp_path)

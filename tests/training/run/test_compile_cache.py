@@ -115,11 +115,13 @@ def test_a_dry_run_writes_nothing(variables, tmp_path, capsys):
     assert not {JAX, TORCH, TENSORFLOW} & variables.keys()
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_the_second_run_does_not_compile_its_steps(monkeypatch, tmp_path):
     """On JAX. The weights are the same, to the bit."""
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     monkeypatch.setenv("JAX_LOG_COMPILES", "1")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # quick to compile
     runs = [tmp_path / "first", tmp_path / "second"]
     messages = []
     for run in runs:
