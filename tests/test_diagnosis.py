@@ -4,6 +4,7 @@ CPU and are not compared.
 """
 
 import importlib
+import math
 import re
 from pathlib import Path
 
@@ -130,9 +131,10 @@ def test_runs_that_need_minutes(hook, digits):
     broken, slower, repaired = hook.flat(*digits)["runs"].values()
     for run in (broken, slower):
         assert starts(run) == [TOO_HIGH]
-        assert all(2.2 < loss < 2.5 for loss in run.history["loss"])
-        assert run.history["accuracy"][-1] < 0.3
-    assert repaired.history["accuracy"][-1] > 0.7
+        assert run.history["loss"][0] == pytest.approx(math.log(10), abs=0.2)
+        # Rounding decides whether the loss leaves 2.30 after the first epoch.
+        assert run.history["loss"][-1] > 3 * repaired.history["loss"][-1]
+        assert run.history["accuracy"][-1] + 0.3 < repaired.history["accuracy"][-1]
     shallow, deep, _, repaired = hook.depth(*digits)["runs"].values()
     for column in ("accuracy", "val_accuracy"):
         worse = deep.history[column][-1] + 0.05

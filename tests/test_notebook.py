@@ -31,6 +31,7 @@ def run() -> nbformat.NotebookNode:
 
 
 @pytest.mark.soak
+@pytest.mark.process
 def test_it_runs():
     run()
 

@@ -278,10 +278,6 @@ PAIRS = [
 ]
 
 
-#: test_both_stacks.py has the analyses of stacks in float32.
-TWICE = [name for name, feature in FEATURES.items() if feature in OF_ANY_MODEL]
-
-
 @pytest.mark.parametrize(
     ("feature", "precision", "stacked"),
     [
@@ -289,9 +285,10 @@ TWICE = [name for name, feature in FEATURES.items() if feature in OF_ANY_MODEL]
             name,
             *pair.values,
             id=f"{name}-{pair.id}",
-            marks=[*pair.marks, *[pytest.mark.soak] * (name in TWICE and pair is PAIRS[0])],
+            # test_both_stacks.py has the analyses of stacks in float32
+            marks=pytest.mark.soak if feature in OF_ANY_MODEL and pair is PAIRS[0] else pair.marks,
         )
-        for name in FEATURES
+        for name, feature in FEATURES.items()
         for pair in PAIRS
     ],
 )

@@ -52,7 +52,9 @@ def test_preactivation_network(depth):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("depth", [200, pytest.param(10000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "depth", [200, *(pytest.param(depth, marks=pytest.mark.soak) for depth in (1000, 10000))]
+)
 def test_vanilla_network(depth):
     model = kp.create_model("digits_vanilla10000", depth=depth, strides=2)
     assert model.segments[1].depth == depth - 3

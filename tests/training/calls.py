@@ -2,6 +2,7 @@
 runs that take seconds.
 """
 
+import csv
 import os
 import subprocess
 import sys
@@ -75,6 +76,12 @@ def files(folder: Path) -> list[str]:
     """Return the files of a folder, without the lock of a run."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != runs.LOCK)
     return sorted(str(path.relative_to(folder)) for path in found)
+
+
+def csv_rows(path: str | Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def weights(network: keras.Model | Path) -> dict[str, np.ndarray]:

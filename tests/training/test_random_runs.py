@@ -7,7 +7,6 @@ here shows two that nobody did. It prints its folder and its options.
 
 import base64
 import contextlib
-import csv
 import io
 import json
 import random
@@ -138,17 +137,9 @@ def served(paths, folder):
     return found
 
 
-def rows_of(folder):
-    """Return the rows of the predictions that an evaluation has written."""
-    [path] = folder.glob("predictions*.csv")
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_step(seed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(calls.ROOT))  # of the server
     drawn = Drawn(seed, tmp_path / "photos")
     print(drawn)
     data = ["--data.dir", drawn.folder]
@@ -164,7 +155,7 @@ def test_every_step(seed, tmp_path, monkeypatch):
     export.main(["run", "--name", "m", "--output", "models"])
     into = ["--data", "folder", *data, "--output", "again", *written]
     again = json.loads(printed_by(evaluate.main, "models/m", *into))
-    rows, others = rows_of(tmp_path / "run"), rows_of(tmp_path / "again")
+    rows, others = (calls.csv_rows(f"{folder}/predictions.csv") for folder in ("run", "again"))
     assert [row["image"] for row in rows] == [row["image"] for row in others]
     paths = [drawn.folder / row["image"] for row in rows]
     asked = json.loads(printed_by(predict.main, "models/m", *paths, "--json", "--top", "9"))

@@ -16,6 +16,7 @@ import pytest
 import keras_preact as kp
 from keras_preact.export import _check
 from tests.keras_preact.export import image_files
+from tests.training.calls import ROOT
 
 NAME = "pictures"
 CLASSES = [f"class {i}" for i in range(10)]
@@ -61,7 +62,11 @@ def run_server(directory, log, *options):
     for limit in ("header", "body", "deadline", "drain"):
         command += [f"--{limit}-seconds", PATIENCE]
     command = list(map(str, [*command, *options]))
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
     with (
         open(log, "wb") as file,
         subprocess.Popen(

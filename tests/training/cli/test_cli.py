@@ -137,6 +137,17 @@ def module(monkeypatch):
         ("on_train_begin", ValueError),
         ("on_train_batch_end", OSError),
         ("on_epoch_end", FileNotFoundError),
+        *(
+            pytest.param(*pair, marks=pytest.mark.soak)
+            for pair in (
+                ("on_train_begin", OSError),
+                ("on_train_begin", FileNotFoundError),
+                ("on_train_batch_end", ValueError),
+                ("on_train_batch_end", FileNotFoundError),
+                ("on_epoch_end", ValueError),
+                ("on_epoch_end", OSError),
+            )
+        ),
     ],
 )
 def test_a_fault_in_a_callback_shows_its_trace(module, place, error):

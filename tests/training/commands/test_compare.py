@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.training.calls import error_of
+from tests.training.calls import csv_rows, error_of
 from training import cli
 from training.commands.compare import compare
 from training.config import Config
@@ -117,8 +117,7 @@ def test_output(capsys):
     write_run("a/run", CIFAR, [30.0, 12.5], test=11.0)
     write_run("c/run", changed(seed=1), [20.0, 15.5])
     table(capsys, "a/run", "c/run", "./c/run", "--output", "out/deep")
-    with open("out/deep/comparison.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows("out/deep/comparison.csv")
     # the same name in two folders; a run that was named twice
     keys = ("group", "run", "parameters", "seed", "test_error", "seconds")
     assert [[row[key] for key in keys] for row in rows] == [
@@ -138,8 +137,7 @@ def test_json_has_the_rows_of_the_files(capsys):
     printed = json.loads(out)
     assert "Wrote out/comparison.csv, out/groups.csv, out/comparison.png" in err
     for key, name in (("runs", "comparison"), ("groups", "groups")):
-        with open(f"out/{name}.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = csv_rows(f"out/{name}.csv")
         assert len(rows) == {"runs": 3, "groups": 2}[key]
         shown = [
             {name: "" if value is None else str(value) for name, value in row.items()}
@@ -252,8 +250,7 @@ class TestGroups:
         write_seeds("runs/plain", [8.0, 9.0, 10.0])
         write_seeds("runs/gated", [1.0, 2.0, 3.0], GATED)
         table(capsys, "runs/plain", "runs/gated", "--output", "out")
-        with open("out/groups.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = csv_rows("out/groups.csv")
         keys = ("group", "runs", "finished", "parameters", "model.shortcut", "tested")
         assert [[row[key] for key in keys] for row in rows] == [
             ["plain", "3", "3", "272474", "", ""],
@@ -264,8 +261,8 @@ class TestGroups:
             assert list(map(float, found)) == pytest.approx(expected)
             assert (row["test_error_median"], float(row["seconds"])) == ("", 20)
         assert float(rows[1]["p_against_the_first"]) == pytest.approx(0.1)
-        with open("out/comparison.csv", newline="") as file:
-            assert [row["group"] for row in csv.DictReader(file)] == ["plain"] * 3 + ["gated"] * 3
+        compared = csv_rows("out/comparison.csv")
+        assert [row["group"] for row in compared] == ["plain"] * 3 + ["gated"] * 3
 
 
 @pytest.mark.parametrize(

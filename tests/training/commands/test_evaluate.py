@@ -2,7 +2,6 @@
 and the network.
 """
 
-import csv
 import hashlib
 import json
 import re
@@ -21,7 +20,7 @@ from keras_preact.export.version import INT8, OWN_CARD, Version
 from keras_preact.models import registry
 from tests import layout
 from tests.keras_preact.export.one_process import in_this_process
-from tests.training.calls import error_of, files, run_evaluate
+from tests.training.calls import csv_rows, error_of, files, run_evaluate
 from tests.training.images import write_folder, write_tfds
 from training import cli
 from training.commands import export as export_command
@@ -201,7 +200,7 @@ class TestRun:
         assert "Wrote predictions-flip.csv and errors-flip.png." in capsys.readouterr().out
         metrics = json.loads((copied / "metrics-flip.json").read_text())
         matrix = np.zeros((10, 10), int)
-        for i, row in enumerate(table(copied / "predictions-flip.csv")):
+        for i, row in enumerate(csv_rows(copied / "predictions-flip.csv")):
             assert (row["image"], row["label"]) == (str(i), str(labels[i]))
             matrix[labels[i], int(row["prediction"])] += 1
         assert matrix.tolist() == metrics["confusion_matrix"]
@@ -465,11 +464,6 @@ class TestWhatIsMeasured:
             assert message.startswith(f"error: {named} finds several classes in one image. Only")
 
 
-def table(path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def gray_of_two_classes(folder):
     x = np.arange(6, dtype="uint8").reshape(6, 1, 1, 1) * np.ones((1, 4, 4, 1), "uint8")
     y = np.array([0, 1] * 3)
@@ -515,7 +509,7 @@ class TestMistakes:
                 np.testing.assert_array_equal(np.asarray(picture), read[i].squeeze())
             else:
                 assert picture.size == (200, 27)
-        rows = table(tmp_path / "predictions-x.csv")
+        rows = csv_rows(tmp_path / "predictions-x.csv")
         shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         for row, share, label in zip(rows, shares, labels, strict=True):
             assert row["label"] == classes[label]

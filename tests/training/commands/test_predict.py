@@ -2,7 +2,6 @@
 with TensorFlow alone.
 """
 
-import csv
 import io
 import json
 import os
@@ -272,7 +271,7 @@ def test_a_bad_file_does_not_stop_the_others(models, images, bad, tmp_path, caps
         f"Wrote {output}: 2 of 8 files were classified.",
         "error: 6 of 8 files could not be classified.",
     ]
-    rows = list(csv.DictReader(io.StringIO(output.read_text())))
+    rows = calls.csv_rows(output)
     printed = json.loads(out)
     for row, printed_row, (file, why) in zip(rows, printed, expected.items(), strict=True):
         assert (row["file"], row["error"]) == (printed_row["file"], why or "") == (file, why or "")
@@ -316,7 +315,7 @@ def test_names_of_files(models, tmp_path, capsys):
     files = sorted(str(tmp_path / name) for name in NAMES)
     _, out, _ = run(capsys, models / "gray", tmp_path, "--json", "--output", tmp_path / "a.csv")
     assert [row["file"] for row in json.loads(out)] == files
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text("utf-8"), newline="")))
+    rows = calls.csv_rows(tmp_path / "a.csv")
     assert [row["file"] for row in rows] == [file.replace("\udce9", "\\udce9") for file in files]
     Image.new("RGB", (8, 8)).save(tmp_path / "two\nlines.png", "PNG")
     _, out, [warning] = run(capsys, models / "gray", tmp_path / "two\nlines.png", "--top", 1)

@@ -1,6 +1,5 @@
 """`keras-preact sweep`: which runs it trains, and what it prints and writes about them."""
 
-import csv
 import dataclasses
 import math
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import layout
-from tests.training.calls import TINY, error_of, finish, start, words
+from tests.training.calls import TINY, csv_rows, error_of, finish, start, words
 from tests.training.several_runs import diverge, write_run
 from training.commands import sweep, swept, train
 from training.commands.swept import Point
@@ -47,11 +46,6 @@ def run_sweep(several_runs):
     return run_sweep
 
 
-def read(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_every_rate_at_every_depth(run_sweep, several_runs, tmp_path, capsys):
     """Each run is what `train` makes of the same options."""
     line = "--depths 14 8 --rates 0.2 0.1 0.2 --output out"
@@ -78,7 +72,7 @@ def test_every_rate_at_every_depth(run_sweep, several_runs, tmp_path, capsys):
     )
     assert shown[-1] == "Wrote out/sweep.csv, out/sweep.png"
     keys = ("run", "depth", "rate", "seed", "loss", "diverged_at")
-    rows = [[row[key] for key in keys] for row in read("out/sweep.csv")]
+    rows = [[row[key] for key in keys] for row in csv_rows("out/sweep.csv")]
     assert rows[0] == ["depth-8/rate-0.1/seed-0", "8", "0.1", "0", "0.4", ""]
     assert rows[3] == ["depth-14/rate-0.2/seed-0", "14", "0.2", "0", "", "4"]
     assert (tmp_path / "out/sweep.png").is_file()
@@ -138,7 +132,7 @@ def test_a_run_that_fails_is_left_out(run_sweep, several_runs, capsys):
         run_sweep("--depths 8 --rates 0.1 0.2 0.4 --output out")
     assert ended.value.code == 2
     assert "1 of 3 runs failed: depth-8/rate-0.2/seed-0." in capsys.readouterr().err
-    assert [row["rate"] for row in read("out/sweep.csv")] == ["0.1", "0.4"]
+    assert [row["rate"] for row in csv_rows("out/sweep.csv")] == ["0.1", "0.4"]
 
 
 def test_runs_are_trained_at_the_same_time(run_sweep, several_runs, capsys):

@@ -3,7 +3,6 @@ interrupted or fail.
 """
 
 import contextlib
-import csv
 import dataclasses
 import itertools
 import json
@@ -24,6 +23,7 @@ from tests.training.calls import (
     RUN,
     TINY,
     assert_same_weights,
+    csv_rows,
     error_of,
     files,
     run_train,
@@ -70,10 +70,6 @@ def checkpoint(run, step: int) -> Saved:
     return Saved(path)
 
 
-def rows(path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
-
-
 def accuracy(model: keras.Model, data, split) -> float:
     [(images, labels)] = evaluation_batches(data, split, split.size, None).as_numpy_iterator()
     return float((model.predict_on_batch(images).argmax(axis=1) == labels).mean())
@@ -106,7 +102,7 @@ class TestRunDirectory:
         assert described["code"] == backends.code()
 
     def test_history_and_tensorboard_have_every_epoch(self, run):
-        history = rows(run / "history.csv")
+        history = csv_rows(run / "history.csv")
         assert [row["epoch"] for row in history] == ["0", "1"]
         logged = scalars(run / "tensorboard" / "train")
         for metric in ("loss", "accuracy"):
@@ -128,7 +124,7 @@ def test_holdout_chooses_the_best_checkpoint(everything):
     described = json.loads((everything / "config.json").read_text())
     assert described["images"] == {"train": 1237, "holdout": 200, "test": 360}
     data = load(Data("digits", holdout=200))
-    measured = [float(row["val_accuracy"]) for row in rows(everything / "history.csv")]
+    measured = [float(row["val_accuracy"]) for row in csv_rows(everything / "history.csv")]
     assert len(measured) == 3  # epochs of 5 iterations
     best = keras.saving.load_model(everything / "checkpoints" / "best.keras")
     assert accuracy(best, data, data.holdout) == pytest.approx(max(measured), abs=1e-6)
@@ -270,7 +266,7 @@ def test_the_accuracy_of_a_run_is_that_of_its_saved_network(
     data = load(Data("digits", holdout=200 if "holdout" in images else 0))
     split = data.holdout or data.test
     measured = 100 * accuracy(models.load(run / "model.keras"), data, split)
-    last = 100 * float(rows(run / "history.csv")[-1]["val_accuracy"])
+    last = 100 * float(csv_rows(run / "history.csv")[-1]["val_accuracy"])
     assert measured != pytest.approx(last, abs=0.1)
     name = "held-out" if data.holdout else "test"
     words = f"of the {split.size} {name} images. After the last epoch it was {last:.2f} %.\n"
@@ -299,13 +295,13 @@ def test_watching_the_test_set_and_the_health_changes_nothing(run, tmp_path, cap
     assert names(watched) == sorted([*FILES, "health.csv", *checkpoints(0, 30)])
     data = load(Data("digits"))
     measured = accuracy(model, data, data.test)
-    history = rows(watched / "history.csv")
+    history = csv_rows(watched / "history.csv")
     assert float(history[-1]["val_accuracy"]) == pytest.approx(measured, abs=1e-6)
     assert f"Accuracy: {100 * measured:.2f} % of the 360 test images." in out
     # the test images do not choose the best epoch
     lowest = min(float(row["loss"]) for row in history)
     assert checkpoint(watched, 30).progress["best"]["best"] == pytest.approx(-lowest)
-    health = rows(watched / "health.csv")
+    health = csv_rows(watched / "health.csv")
     assert [row["step"] for row in health] == ["7", "14", "21", "28"]
     for figure in ("gradient_norm", "weight_norm", "update_norm", "activation_std"):
         values = [float(row[f"{figure}/stage2_unit1/branch/conv_1/kernel"]) for row in health]
@@ -357,7 +353,7 @@ class TestEndings:
         """A finished run prints its last messages again. Here its last loss is changed."""
         shutil.copytree(run, tmp_path / "run")
         history = tmp_path / "run" / "history.csv"
-        last = rows(history)[-1]["loss"]
+        last = csv_rows(history)[-1]["loss"]
         history.write_text(history.read_text().replace(last, "1e4"))
         train.main(["--resume", str(tmp_path / "run")])
         data = load(Data("digits"))

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.training.commands.test_train import rows
+from tests.training.calls import csv_rows
 from training.config import Config, Data, Optimizer
 from training.data import evaluation_batches, load
 from training.directory import models
@@ -27,7 +27,7 @@ def test_validation_is_of_the_images_as_they_are(everything):
     """Compute the loss and the accuracy of the last epoch from the model's outputs and
     integer labels.
     """
-    last = rows(everything / "history.csv")[-1]
+    last = csv_rows(everything / "history.csv")[-1]
     data = load(Data("digits", holdout=200))
     [(images, labels)] = evaluation_batches(data, data.holdout, 200, None).as_numpy_iterator()
     logits = models.load(everything / "model.keras").predict_on_batch(images)

@@ -1,6 +1,5 @@
 """Killed, stopped and damaged runs resume, and end like an uninterrupted run, to the bit."""
 
-import csv
 import json
 import os
 import re
@@ -16,6 +15,7 @@ import pytest
 from tests.training.calls import (
     EVERYTHING,
     TINY,
+    csv_rows,
     error_of,
     files,
     finish,
@@ -35,8 +35,10 @@ def contents(run) -> tuple[dict, dict[str, np.ndarray]]:
     """Return the contents of a finished run without times: its texts and names of files, and
     its arrays. Only its last checkpoint has the states of seeds.
     """
-    rows = csv.DictReader((run / "history.csv").read_text().splitlines())
-    history = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+    history = [
+        {key: value for key, value in row.items() if key not in TIMES}
+        for row in csv_rows(run / "history.csv")
+    ]
     with np.load(max((run / "checkpoints").glob("state-*.npz"))) as file:
         arrays = dict(file)
     progress = json.loads(arrays.pop("description").tobytes())["progress"]
