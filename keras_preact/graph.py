@@ -15,6 +15,7 @@ import keras
 import numpy as np
 from keras import KerasTensor, ops
 
+from keras_preact import sums
 from keras_preact.backend import keras_private
 from keras_preact.layers.spatial import BinomialPooling2D
 from keras_preact.layers.streams import MeanOfStreams
@@ -37,6 +38,9 @@ _POOLING = re.compile(r"(Global|Adaptive)?(Average|Max)Pooling[123]D")
 
 #: Layers of this package that stay one step, like the poolings of Keras.
 _WHOLE = (SqueezeExcitation, BinomialPooling2D, MeanOfStreams)
+
+#: Layers of Keras that are arithmetic: what they add, and with which factors, is in their call.
+_ARITHMETIC = (keras.layers.Average, keras.layers.Lambda, keras.layers.Subtract)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +99,15 @@ class Step:
         is_random = getattr(self.operation, "seed_generator", None) is not None
         return ("dropout",) if is_random else ()
 
+    def reading(self, tensors: Sequence[int]) -> "Step":
+        """Return the step with other inputs."""
+        numbers = iter(tensors)
+        args, kwargs = keras.tree.map_structure(
+            lambda leaf: Ref(next(numbers)) if isinstance(leaf, Ref) else leaf,
+            (self.args, self.kwargs),
+        )
+        return dataclasses.replace(self, args=args, kwargs=kwargs, inputs=(*tensors,))
+
     @property
     def is_per_token(self) -> bool:
         """Whether the layer normalises over the features of one token, as in transformers."""
@@ -103,6 +116,13 @@ class Step:
     @property
     def channel_axis(self) -> int:
         return 1 if getattr(self.operation, "data_format", None) == "channels_first" else -1
+
+
+class _Difference(keras.Layer):
+    """`a - b` as an addition, which is what residual units end in."""
+
+    def call(self, a, b):
+        return ops.add(a, ops.multiply(b, -1))
 
 
 #: Operators of Keras' variables that take no Keras tensor, to the functions that do.
@@ -148,6 +168,9 @@ def _variables_take_symbols() -> Iterator[None]:
 class Graph:
     """The operations of a model as a flat list of steps.
 
+    Sums have two terms: `x + a + b` with weights in a and b is x, plus the sum of the others.
+    Differences are sums with a factor of -1.
+
     Args:
         model: Any Keras model or layer that can be called with Keras tensors.
         inputs: Inputs of the model, an array or a structure; only shapes and dtypes
@@ -165,10 +188,11 @@ class Graph:
         inputs, outputs: Numbers of the tensors.
         batch: Number of examples.
         specs: Shape and dtype of each tensor.
+        closed: Names of layers without variables that cannot be traced. Each is one step.
 
     Raises:
         ValueError: for a model that cannot be traced, such as one that calls a
-            backend's own functions.
+            backend's own functions beside its weights.
     """
 
     def __init__(
@@ -188,6 +212,7 @@ class Graph:
         self._numbers: collections.Counter[str] = collections.Counter()
         self.steps: list[Step] = []
         self.specs: list[KerasTensor] = []
+        self.closed: list[str] = []
         self.batch = keras.tree.flatten(inputs)[0].shape[0]
         symbols = [
             KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype))
@@ -197,6 +222,10 @@ class Graph:
         arguments = keras.tree.pack_sequence_as(inputs, [Ref(number) for number in self.inputs])
         outputs = self._inline(model, "", (arguments,), {})
         self.outputs = tuple(outputs)
+        if plan := sums.grouped(self):
+            self.steps = [self.steps[i].reading(tensors) for i, tensors in plan]
+            for name in ("producers", "consumers", "dominators"):  # of the steps before
+                self.__dict__.pop(name, None)
 
     def _new(self, spec: KerasTensor) -> int:
         self.specs.append(spec)
@@ -246,20 +275,24 @@ class Graph:
         if isinstance(operation, keras.Layer):
             # the graph has a `training` of its own
             kwargs = {key: value for key, value in kwargs.items() if key != "training"}
-        if self._is_composite(operation):
-            return self._inline(operation, f"{name}/", args, kwargs)
-        is_opaque = isinstance(operation, self.opaque)
-        if self.every_kernel and _holds_kernels(operation) and not is_opaque:
-            steps_before = len(self.steps)
-            try:
-                return self._inline(operation, f"{name}/", args, kwargs)
-            except ValueError:  # it stays one step
-                del self.steps[steps_before:]
-        if _takes_training(operation):
-            kwargs = kwargs | {"training": self.training}
         inputs = tuple(
             leaf.tensor for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)
         )
+        if type(operation).__name__ == "Subtract" and self.is_pair(inputs):
+            return self._inline(_Difference(), f"{name}/", (*map(Ref, inputs),), {})
+        is_composite = self._is_composite(operation, len(inputs))
+        is_opaque = isinstance(operation, self.opaque)
+        if is_composite or (self.every_kernel and _holds_kernels(operation) and not is_opaque):
+            steps_before = len(self.steps)
+            try:
+                return self._inline(operation, f"{name}/", args, kwargs)
+            except ValueError:
+                if is_composite and operation.variables:
+                    raise  # its weight layers would be missing
+                del self.steps[steps_before:]
+                self.closed.append(name)
+        if _takes_training(operation):
+            kwargs = kwargs | {"training": self.training}
         outputs = self._with_sizes(operation, args, kwargs, outputs)
         numbers = [self._new(symbol) for symbol in outputs]
         self.steps.append(Step(operation, name, args, kwargs, inputs, tuple(numbers)))
@@ -282,13 +315,21 @@ class Graph:
             return outputs
         return [KerasTensor(new.shape, x.dtype) for new, x in zip(found, outputs, strict=True)]
 
-    def _is_composite(self, operation) -> bool:
+    def is_pair(self, tensors: Sequence[int]) -> bool:
+        """Whether these are two tensors of one shape."""
+        return len(tensors) == 2 and len({self.specs[each].shape[1:] for each in tensors}) == 1
+
+    def _is_composite(self, operation, inputs: int) -> bool:
         is_whole = isinstance(operation, (*_WHOLE, *self.opaque))
         if is_whole or not isinstance(operation, keras.Layer):
             return False
         if isinstance(operation, keras.Model | LayerStack):
             return True
-        if type(operation).__module__.startswith("keras.src."):
+        if isinstance(operation, _ARITHMETIC) or (
+            isinstance(operation, keras.layers.Add) and inputs > 2
+        ):
+            return True
+        if type(operation).__module__.startswith("keras.src.layers."):
             return False
         # A layer without variables is arithmetic, such as a shortcut. A layer with variables but
         # without inner layers is one step, such as a norm.

@@ -126,6 +126,21 @@ def find_units(graph: Graph) -> list[Unit]:
     return sorted(units, key=lambda unit: unit.step)
 
 
+def no_unit(graph: Graph) -> str:
+    """Return the error for a model in which `find_units` finds none."""
+    names = [step.name for step in graph.steps]
+    closed = (
+        f" These layers cannot be traced, and may hide some: {', '.join(graph.closed)}."
+        if graph.closed
+        else ""
+    )
+    return (
+        f"The model {graph.model.name!r} has no residual unit: no two paths from one tensor are "
+        f"added, with weights in at least one.{closed} Received: {len(names)} operations, "
+        f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+    )
+
+
 def _additions(graph: Graph) -> Iterator[Addition]:
     """Yield the additions of two paths that start at one tensor, at least one of them
     with weights.

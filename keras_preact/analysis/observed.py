@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_preact._paths import below
 from keras_preact.analysis import _inputs
-from keras_preact.analysis.additions import Addition, LayerUnit, Unit, find_units
+from keras_preact.analysis.additions import Addition, LayerUnit, Unit, find_units, no_unit
 from keras_preact.backend import autodiff
 from keras_preact.graph import Graph
 from keras_preact.stacks import UnitStack
@@ -61,12 +61,7 @@ class Observed:
         )
         self.units = find_units(self.graph)
         if not self.units:
-            steps = self.graph.steps
-            raise ValueError(
-                "The model has no residual unit: no two paths from one tensor are added, with "
-                f"weights in at least one. Received: {len(steps)} operations, "
-                f"{', '.join(step.name for step in steps[:5])}, ..."
-            )
+            raise ValueError(no_unit(self.graph))
         self._copies: dict[int, list[ResidualUnit]] = {}
         self.calls = _inputs.logit_calls(self.graph, logits) if logits else {}
         self.loss = _inputs.loss_of(

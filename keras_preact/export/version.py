@@ -382,6 +382,8 @@ def name_problem(name: str) -> str:
         return "A colon ends a model's name in the addresses of /v1, TensorFlow Serving's."
     if not is_name(name):
         return "Folders whose names are not UTF-8 are not served."
+    if name == "stats":
+        return "The address /v2/models/stats is that of the statistics of all models, Triton's."
     return "Folders whose names start with a dot are not served." if name.startswith(".") else ""
 
 

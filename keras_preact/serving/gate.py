@@ -254,6 +254,14 @@ class Admission:
             self.bytes -= size
 
     def _check(self, request: Request) -> None:
+        # The HTTP server undoes chunks, and takes any other coding for a part of the body.
+        codings = ", ".join(request.headers.getlist("transfer-encoding")).strip().lower()
+        if codings not in ("chunked", ""):
+            raise RequestError(
+                f"Send the body without a Transfer-Encoding, or chunked. Received: "
+                f"{shortened(codings)}",
+                501,
+            )
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):
             raise RequestError(

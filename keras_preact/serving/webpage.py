@@ -22,6 +22,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     # Browsers keep the files but ask each time: a new server's page appears at once.
     "Cache-Control": "no-cache",
+    "Accept-Ranges": "none",
 }
 _FILES = StaticFiles(directory=Path(__file__).with_name("static"))
 
@@ -29,7 +30,10 @@ _FILES = StaticFiles(directory=Path(__file__).with_name("static"))
 async def page(request: Request) -> Response:
     """The page, or a file that it loads; 304 if the browser has it already."""
     file = request.path_params.get("file", "index.html")
-    response = await _FILES.get_response(file, request.scope)
+    # The files are small: each is sent as a whole. A damaged range would be refused in plain text.
+    scope = request.scope
+    scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
+    response = await _FILES.get_response(file, scope)
     response.headers.update(_HEADERS)
     return response
 

@@ -24,6 +24,7 @@ from ..directory import runs
 from ..errors import UserError, check_positive, command
 from ..recipes import RECIPES
 from ..run import started
+from ..run.checks import check_given
 
 #: Beginning of the help text. Braces in names of models list alternatives.
 DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
@@ -184,8 +185,10 @@ def _start(act: Command, recipe: str, argv: Sequence[str]) -> None:
     """Train by a recipe."""
     function = recipes.find(recipe)
     about = [*_about(function), *act.about]
-    config, options = _configured(f"{act.name} {recipe}", act.kind, function(), about, argv)
+    own = function()
     with _as_typed(argv):
+        check_given(own, Config())
+        config, options = _configured(f"{act.name} {recipe}", act.kind, own, about, argv)
         act.act(config, recipe, options, [recipe, *argv])
 
 
@@ -211,7 +214,8 @@ def _start_again(act: Command, file: str, argv: Sequence[str]) -> None:
         *act.about,
     ]
     name = f"{act.name} --config {file}"
-    config, options = _configured(name, act.kind_of_run, own, about, argv)
+    with _as_typed(argv):
+        config, options = _configured(name, act.kind_of_run, own, about, argv)
     given = {word.partition("=")[2] or word for word in argv}
     named = [name for name in config.functions if name in own.functions and name not in given]
     again = command(act.name, "--config", file, *argv, "--trust")
@@ -272,7 +276,9 @@ def _configured(
         default=kind(**vars(default)),
     )
     fields = [field.name for field in dataclasses.fields(Config)]
-    return Config(**{field: getattr(options, field) for field in fields}), options
+    config = Config(**{field: getattr(options, field) for field in fields})
+    check_given(config, default)
+    return config, options
 
 
 def _about(recipe: Callable[[], Config]) -> list[str]:

@@ -37,6 +37,11 @@ def load(data: Data) -> ImageData:
             downloaded, an unreadable image, a single class, or a holdout that leaves no
             training image.
     """
+    if data.dir is not None and (data.name in WITHOUT_FOLDER or data.is_function):
+        raise UserError(
+            f"--data.dir is for other data than {data.name}, which has no folder: choose them "
+            f"with --data.name, such as folder or npz. Received: {data.dir}"
+        )
     found = _open(data)
     if len(found.classes) < 2:
         raise UserError(
@@ -55,7 +60,7 @@ def _open(data: Data) -> ImageData:
         return _function(data)
     if data.name not in SOURCES:
         forms = (*SOURCES, f"{TFDS}NAME", f"{HUGGING_FACE}NAME", "MODULE:FUNCTION")
-        raise UserError(f"Unknown data.name: {data.name!r}. {nearest(data.name, forms)}")
+        raise UserError(f"Unknown --data.name: {data.name!r}. {nearest(data.name, forms)}")
     return SOURCES[data.name](data)
 
 
@@ -311,3 +316,5 @@ SOURCES: Mapping[str, Callable[[Data], ImageData]] = {
     "npz": _npz,
     "fake": _fake,
 }
+#: Those that read no files.
+WITHOUT_FOLDER = ("digits", "fake")

@@ -209,7 +209,7 @@ class Trial:
             data=dataclasses.replace(
                 recipe.data,
                 name="fake" if fake else recipe.data.name if own else self.dataset,
-                dir=data or (recipe.data.dir if own else None),
+                dir=None if fake else data or (recipe.data.dir if own else None),
                 holdout=0,
                 watch_test=measurements > 0,
                 on_device=recipe.data.on_device if own else on_device and not fake,

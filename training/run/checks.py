@@ -1,16 +1,53 @@
 """The check of a configuration before anything is opened or written: each number by itself
-(`limits`), then options that do not fit together, in the order of the fields.
+(`limits`), then options that have no effect, and options that do not fit together, in the
+order of the fields.
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
-from ..config import START, Config, Model, Optimizer, Schedule
+from ..config import START, Config, Model, options
 from ..errors import UserError, checking
 from ..functions import is_own
 from . import limits
 
 #: Options of --model that can change in a trained network without a change of its weights.
 CHANGEABLE = ("dropout", "stochastic_depth", "remat", "dtype")
+
+#: Options that only some values of another option use: that option and these values.
+USED_WITH: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "data.padding": ("data.augmentation", ("pad_crop_flip",)),
+    "data.test": ("data.name", ("folder",)),
+    "data.watch-test": ("data.holdout", (0,)),
+    "data.skip-broken": ("data.name", ("folder",)),
+    "optimizer.nesterov": ("optimizer.name", ("sgd", "muon")),
+    "optimizer.adam-ratio": ("optimizer.name", ("muon",)),
+    "optimizer.reference-batch-size": ("optimizer.scaling", ("linear", "sqrt")),
+    "schedule.drops": ("schedule.kind", ("steps",)),
+    "schedule.factor": ("schedule.kind", ("steps",)),
+    "schedule.stable": ("schedule.kind", ("linear",)),
+    "schedule.cycles": ("schedule.kind", ("cosine",)),
+    "schedule.warmup-learning-rate": ("schedule.kind", ("steps",)),
+}
+
+
+def check_given(config: Config, recipe: Config) -> None:
+    """Check that every option that differs from those of a recipe has an effect. Options that
+    the recipe itself has set need none: those of a step schedule stay when a person
+    chooses another one.
+
+    Raises:
+        UserError: for a number out of its limits, and for the first option without an effect.
+    """
+    limits.check(config)
+    values, before = options(config), options(recipe)
+    for name, (other, users) in USED_WITH.items():
+        if values[name] != before[name] and values[other] not in users:
+            raise UserError(
+                f"--{name} is for --{other} {' and '.join(map(str, users))}. Received: --{other} "
+                f"{values[other]}"
+            )
 
 
 def check(config: Config) -> None:
@@ -22,8 +59,6 @@ def check(config: Config) -> None:
     limits.check(config)
     _check_model(config.model)
     _check_data(config)
-    _check_optimizer(config.optimizer)
-    _check_schedule(config.schedule)
     _check_batches(config)
     _check_run(config)
 
@@ -31,6 +66,7 @@ def check(config: Config) -> None:
 def _check_model(model: Model) -> None:
     import keras_preact as kp
 
+    _check_precision(model.dtype)
     if model.weights is not None:
         _check_finetuning(model)
         return
@@ -55,6 +91,24 @@ def _check_model(model: Model) -> None:
     parts.arguments(model)
 
 
+def _check_precision(name: str | None) -> None:
+    """Check that the layers of a network can compute in a precision."""
+    import keras
+
+    if name in (None, "auto"):
+        return
+    try:
+        policy = keras.dtype_policies.get(name)
+        computes = keras.backend.is_float_dtype(policy.compute_dtype)
+    except ValueError:
+        computes = False
+    if not computes or isinstance(policy, keras.dtype_policies.QuantizedDTypePolicy):
+        raise UserError(
+            "--model.precision must be auto, float32, mixed_bfloat16, mixed_float16 or another "
+            f"floating-point policy of Keras. Received: {name}"
+        )
+
+
 def _check_finetuning(model: Model) -> None:
     default = Model()
     for field in dataclasses.fields(model):
@@ -73,8 +127,6 @@ def _check_data(config: Config) -> None:
     from ..data import folders, pipelines
 
     data = config.data
-    if data.test and data.name != "folder":
-        raise UserError(f"--data.test is for --data.name folder. Received: --data.name {data.name}")
     folders.check_share(data)
     pipelines.check_options(data.augmentation, data.border, data.flip)
     if data.class_weights != "none" and (data.mixup or data.cutmix):
@@ -85,28 +137,6 @@ def _check_data(config: Config) -> None:
         raise UserError(
             "--data.on-device needs --distribution none. Received: --distribution "
             f"{config.distribution}"
-        )
-
-
-def _check_optimizer(optimizer: Optimizer) -> None:
-    if optimizer.nesterov and optimizer.name in ("adamw", "lion"):
-        raise UserError(
-            "--optimizer.nesterov is for --optimizer.name sgd and muon. Add "
-            "--optimizer.no-nesterov: the recipe may have set it. Received: "
-            f"--optimizer.name {optimizer.name}"
-        )
-
-
-def _check_schedule(schedule: Schedule) -> None:
-    if schedule.stable and schedule.kind != "linear":
-        raise UserError(
-            "--schedule.stable is for --schedule.kind linear. Add --schedule.stable 0, or another "
-            f"kind. Received: --schedule.kind {schedule.kind}"
-        )
-    if schedule.cycles > 1 and schedule.kind != "cosine":
-        raise UserError(
-            "--schedule.cycles is for --schedule.kind cosine. Add --schedule.cycles 1, or another "
-            f"kind. Received: --schedule.kind {schedule.kind}"
         )
 
 

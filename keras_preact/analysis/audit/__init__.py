@@ -5,6 +5,7 @@ import numpy as np
 
 from keras_preact import compiled
 from keras_preact.analysis import _inputs
+from keras_preact.analysis.additions import no_unit
 from keras_preact.analysis.audit import measure
 from keras_preact.analysis.audit.causes import explained
 from keras_preact.analysis.audit.checks import CHECKS
@@ -80,10 +81,7 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
     graph = Graph(model, sample, training=True, like=at_inference)
     units = named_units(graph)
     if not units:
-        raise ValueError(
-            f"The model {model.name!r} has no residual unit. The audit checks models in which two "
-            "paths start at one tensor and are added, with weights on at least one path."
-        )
+        raise ValueError(no_unit(graph))
     network = Network(
         graph,
         units,

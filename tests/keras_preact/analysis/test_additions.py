@@ -1,9 +1,14 @@
 """The residual units of a graph."""
 
 import keras
+import numpy as np
+import pytest
+import tensorflow as tf
 from keras import layers, ops
+from keras.src.applications.inception_resnet_v2 import CustomScaleLayer
 
 import keras_preact as kp
+from keras_preact import sums
 from keras_preact.analysis.additions import find_units
 from keras_preact.graph import Graph
 from tests.keras_preact import harness
@@ -79,3 +84,113 @@ def test_opaque_layers_stay_one_step():
     for _ in graph.walk(values, calls={units[1].step: lambda x: 2 * x}):
         pass
     close(values[units[1].output], 2 * values[units[1].start])
+
+
+def branch(x, tanh=False):
+    x = layers.Dense(4)(layers.BatchNormalization()(x))
+    return layers.Activation("tanh")(x) if tanh else x
+
+
+class Untraced(keras.layers.Layer):
+    """Arithmetic in functions of the backend."""
+
+    def call(self, x):
+        return tf.identity(x)
+
+
+#: Sums of x, f and g, as people write them: the factors on x and on the branches, and the sum.
+SUMS = {
+    "Add": (1, (1,), lambda x, f, g: layers.Add()([f, x])),
+    "+": (1, (1,), lambda x, f, g: x + f),
+    "Add of three": (1, (1, 1), lambda x, f, g: layers.Add()([f, g, x])),
+    "(x + f) + g": (1, (1, 1), lambda x, f, g: x + f + g),
+    "x + (f + g)": (1, (1, 1), lambda x, f, g: x + (f + g)),
+    "(f + x) + (g + f)": (1, (2, 1), lambda x, f, g: (f + x) + (g + f)),
+    "Add, then +": (1, (1, 1), lambda x, f, g: g + layers.Add()([x, f])),
+    "(x + f) + x": (2, (1,), lambda x, f, g: x + f + x),
+    "Average": (1, (1,), lambda x, f, g: layers.Average()([x, f])),
+    "Average of three": (1, (1, 1), lambda x, f, g: layers.Average()([f, x, g])),
+    "Subtract": (1, (-1,), lambda x, f, g: layers.Subtract()([x, f])),
+    "-": (1, (-1, 1), lambda x, f, g: x - f + g),
+    "f - x": (-1, (1,), lambda x, f, g: f - x),
+    "Lambda": (
+        1,
+        (0.5,),
+        lambda x, f, g: layers.Lambda(lambda both: both[0] + 0.5 * both[1])([x, f]),
+    ),
+    "Lambda of a term": (
+        0.5,
+        (1,),
+        lambda x, f, g: layers.Add()([layers.Lambda(lambda x: x / 2)(x), f]),
+    ),
+    "scaled layer": (1, (0.2,), lambda x, f, g: CustomScaleLayer(0.2)([x, f])),
+    "untraced term": (1, (1,), lambda x, f, g: layers.Add()([x, Untraced()(f)])),
+}
+
+
+def summing(form):
+    """Return a network of three sums, and their terms."""
+    inputs = keras.Input((4,))
+    x = layers.Dense(4)(inputs)
+    parts = []
+    for _ in range(3):
+        parts.append((x, branch(x), branch(x, tanh=True)))
+        x = form(*parts[-1])
+    return keras.Model(inputs, layers.Dense(3)(x)), parts
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_in_every_form(name):
+    """Each is a shortcut plus a residual, which are those of the formula."""
+    on_x, on_branches, form = SUMS[name]
+    model, parts = summing(form)
+    harness.randomize(model)
+    images = harness.images(5, 4)
+    graph = Graph(model, images)
+    values = graph.run(graph.values(images))
+    close(values[graph.outputs[0]], model(images))
+    units = find_units(graph)
+    assert len(units) == 3
+    for unit, tensors in zip(units, parts, strict=True):
+        x, *branches = keras.Model(model.input, tensors)(images)
+        close(values[unit.shortcut], on_x * x)
+        residual = sum(factor * each for factor, each in zip(on_branches, branches, strict=False))
+        close(values[unit.residual], residual)
+        assert graph.weights_of(unit.residual_steps) == len(on_branches)
+        assert graph.weights_of(unit.shortcut_steps) == 0
+    assert any(name.startswith("untraced") for name in graph.closed) == (name == "untraced term")
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_sums_in_16_bits(precision):
+    images = harness.images(5, 4)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        models = {name: summing(form)[0] for name, (*_, form) in SUMS.items()}
+    finally:
+        keras.config.set_dtype_policy(before)
+    for name, model in models.items():
+        graph = Graph(model, images)
+        assert len(find_units(graph)) == 3, name
+        found = graph.run(graph.values(images))[graph.outputs[0]]
+        np.testing.assert_allclose(found, model(images), atol=0.15, err_msg=name)
+
+
+def test_sums_that_stay_as_they_are(monkeypatch):
+    """Those of residual streams, where no term is without weights, and one around a chain."""
+    inputs = keras.Input((4,))
+    first, second = layers.Dense(4)(inputs), layers.Dense(4)(inputs)
+    for _ in range(2):
+        f = branch(first)
+        first, second = (0.9 * first + 0.1 * second) + f, (0.1 * first + 0.9 * second) + f
+    streams = keras.Model(inputs, layers.Dense(3)(first + second))
+    x = layers.Dense(4)(inputs)
+    inside = x + branch(x)
+    chain = keras.Model(inputs, layers.Dense(3)(x + (inside + branch(inside))))
+    for model in (streams, chain):
+        changed = Graph(model, harness.images(5, 4))
+        monkeypatch.setattr(sums, "grouped", lambda graph: [])
+        steps = Graph(model, harness.images(5, 4)).steps
+        monkeypatch.undo()
+        assert [step.inputs for step in changed.steps] == [step.inputs for step in steps]

@@ -663,6 +663,21 @@ def encoder(normalize_first):
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
 
+def parallel(shared):
+    """A transformer whose attention and MLP read the same x, as in GPT-J (with one
+    normalisation) and GPT-NeoX.
+    """
+    inputs = keras.Input((16,), dtype="int32")
+    x = layers.Embedding(50, 32)(inputs)
+    for _ in range(3):
+        first = layers.LayerNormalization()(x)
+        second = first if shared else layers.LayerNormalization()(x)
+        attention = layers.MultiHeadAttention(2, 16)(first, first)
+        x = x + attention + layers.Dense(32)(layers.Dense(64, activation="gelu")(second))
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
 def mobile_net():
     return keras.applications.MobileNetV2(weights=None, input_shape=(64, 64, 3), classes=10)
 
@@ -672,6 +687,8 @@ def mobile_net():
 DESIGNS = {
     "pre-norm": (lambda: encoder(True), "pre_norm", 6, {}),
     "post-norm": (lambda: encoder(False), "post_norm", 6, {PATH: "WARN", ORDER: "WARN"}),
+    "parallel, one norm": (lambda: parallel(True), "pre_norm", 3, {}),
+    "parallel, two norms": (lambda: parallel(False), "pre_norm", 3, {}),
     # the branch ends in a normalisation, the next one begins with a convolution
     "MobileNetV2": (mobile_net, None, 10, {ORDER: "WARN", INPUT: "WARN"}),
 }
@@ -713,6 +730,16 @@ class Plus(keras.Model):
 
 
 @pytest.mark.backend
+def test_an_average_halves_the_identity_path():
+    inputs = x = keras.Input((20,))
+    for _ in range(4):
+        x = layers.Average()([x, layers.Dense(20)(layers.ReLU()(layers.BatchNormalization()(x)))])
+    x = layers.ReLU()(layers.BatchNormalization()(x))
+    found = audit(keras.Model(inputs, layers.Dense(3)(x)), VECTORS)[PATH]
+    assert (found.status, found.figure) == ("FAIL", pytest.approx(0.5))
+    assert "In 3 of 4 units, the identity path has a scaling by 0.5." in found.detail
+
+
 def test_a_subclass_with_plain_additions():
     for factor, path in ((1.0, "PASS"), (0.5, "FAIL")):
         model = Plus(factor)

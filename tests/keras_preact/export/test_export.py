@@ -707,6 +707,7 @@ def test_the_card_is_that_of_the_highest_version(tmp_path, monkeypatch, first, s
         ),
         ({"directory": "file"}, "a file"),
         ({"directory": "models/a:b"}, "needs another name. A colon ends .* Received: 'a:b'"),
+        ({"directory": "stats"}, "the statistics of all models, Triton's. Received: 'stats'"),
         ({"directory": "caf\udce9"}, "names are not UTF-8 are not served"),
         ({"directory": ".m"}, "start with a dot are not served. Received: '.m'"),
         ({"model": keras.Sequential([keras.layers.Dense(2)])}, "keras.Input"),

@@ -170,6 +170,18 @@ def test_what_is_not_http(server, request_):
         assert statuses(received(one)) == [400]
 
 
+@pytest.mark.parametrize(
+    "coding", ["gzip, chunked", "GZIP,chunked", "gzip\r\nTransfer-Encoding: chunked"]
+)
+def test_a_body_in_an_unknown_coding(server, coding):
+    """It would be read as it is."""
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    for sent, status in ((coding, 501), ("Chunked", 200)):
+        with connections(server, 1) as [one]:
+            send(one, POST + f"Transfer-Encoding: {sent}\r\n\r\n".encode() + chunks)
+            assert statuses(received(one)) == [status]
+
+
 def test_six_hundred_clients_at_once(server):
     """Each is answered or told to come again; no connection is cut."""
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1024:

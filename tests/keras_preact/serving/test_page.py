@@ -33,6 +33,9 @@ def test_files_come_with_a_policy_and_are_checked_again(server, path, kind):
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert b"http" not in answer.body.replace(b"http://www.w3.org/2000/svg", b"")
+    for sent in ("junk", "bytes=0-1", "bytes=9-1"):
+        whole = server.ask("GET", path, headers={"Range": sent})
+        assert (whole.status, whole.body) == (200, answer.body)
     again = server.ask("GET", path, headers={"If-None-Match": headers["ETag"]})
     assert (again.status, again.body, again.headers["ETag"]) == (304, b"", headers["ETag"])
 

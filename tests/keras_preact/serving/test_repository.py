@@ -181,13 +181,17 @@ async def test_a_model_in_the_wrong_place_is_explained_once(tmp_path, polled, ca
         await until(lambda: repository.available("m") == [1])
 
 
-async def test_a_name_that_no_address_of_v1_can_hold(tmp_path, polled, caplog):
-    export(tmp_path / "a:b", 1)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("a:b", "A colon ends a model's name"), ("stats", "The address /v2/models/stats is")],
+)
+async def test_a_name_that_not_all_addresses_can_hold(tmp_path, polled, caplog, name, words):
+    export(tmp_path / name, 1)
     async with serving(tmp_path, Loader()) as repository:
         await polled()
-        assert warnings(caplog, "^model a:b: A colon ends a model's name") == 1
-        assert repository.problems() == {"a:b": 1}
-        assert leased(repository, "a:b") == 1  # as /v2 can
+        assert warnings(caplog, f"^model {name}: {words}") == 1
+        assert repository.problems() == {name: 1}
+        assert leased(repository, name) == 1  # by the other addresses
 
 
 @pytest.mark.parametrize(

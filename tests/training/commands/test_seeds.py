@@ -78,13 +78,13 @@ def test_a_run_that_fails_does_not_stop_the_others(run_seeds, capsys):
         assert run_seeds.started == trained
 
 
-def test_a_mistake_in_the_options_ends_with_the_first_run(run_seeds, tmp_path, capsys):
+def test_a_mistake_in_the_options_is_found_before_the_first_run(run_seeds, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run_seeds("--seeds 3 --output out --batch-size 0")
     out, err = capsys.readouterr()
     assert "--batch-size must be at least 1" in err
     assert "Resume" not in out
-    assert run_seeds.started == [0]
+    assert run_seeds.started == []
     assert not (tmp_path / "out").exists()
 
 

@@ -160,11 +160,11 @@ def test_an_interruption_says_how_to_resume_all(run_sweep, several_runs, capsys)
 
     several_runs.act = interrupt
     with pytest.raises(SystemExit) as ended:
-        run_sweep("--rates 0.1 0.2 --data.skip-broken")
+        run_sweep("--rates 0.1 0.2 --optimizer.nesterov")
     assert (ended.value.code, len(several_runs.started)) == (130, 1)
     last = capsys.readouterr().out.splitlines()[-1]
     line = last.partition("Resume all runs: keras-preact sweep ")[2].split()
-    assert line[:-2] == ["digits", *OPTIONS, *words("--rates 0.1 0.2 --data.skip-broken")]
+    assert line[:-2] == ["digits", *OPTIONS, *words("--rates 0.1 0.2 --optimizer.nesterov")]
     assert line[-2] == "--output"
 
 

@@ -64,7 +64,6 @@ def run_export(*arguments) -> None:
 COMMANDS = {
     "evaluate run": run_evaluate,
     "evaluate saved_models/m": run_evaluate,
-    "evaluate run --data-dir .": run_evaluate,
     "export run --name n --precision bfloat16": run_export,
     "analyze run --quick": lambda *arguments: analyze.main(arguments),
     "audit run": lambda *arguments: audit.main(arguments),

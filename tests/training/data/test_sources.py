@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -377,3 +378,10 @@ def write(folder, *images):
             (folder / split / name).mkdir(parents=True)
             Image.fromarray(pixels).save(folder / split / name / "0.png")
     return folder
+
+
+@pytest.mark.parametrize("name", ["digits", "fake", "my_data:load_data"])
+def test_a_place_for_data_that_have_none(name):
+    """A person who forgets --data.name would train on digits in place of their images."""
+    with pytest.raises(UserError, match=rf"--data.dir is for other data than {name}, .* photos$"):
+        load(Data(name, dir=Path("photos")))

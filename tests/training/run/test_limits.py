@@ -9,8 +9,10 @@ import pytest
 from tests.training.calls import error_of, files
 from training.commands import train
 from training.config import Config
+from training.errors import UserError
+from training.recipes import RECIPES
 from training.reproduce import __main__ as reproduce
-from training.run import limits
+from training.run import checks, limits
 
 #: Values that an option does not take, by option.
 WRONG = {
@@ -61,11 +63,10 @@ WRONG = {
 COMBINATIONS = {
     "--accumulate 7": "--accumulate must divide --batch-size",
     "--steps-per-execution 4 --steps-per-epoch 6": "--steps-per-epoch must be a multiple of 4",
-    "--optimizer.name adamw --optimizer.nesterov": "Add --optimizer.no-nesterov: the recipe may",
-    "--schedule.stable 1": "--schedule.stable is for --schedule.kind linear",
-    "--schedule.kind linear --schedule.cycles 2": "--schedule.cycles is for --schedule.kind cosine",
     "--data.flip alternating": "--data.flip alternating needs --data.augmentation pad_crop_flip",
-    "--data.test 0.2": "--data.test is for --data.name folder. Received: --data.name digits",
+    "--precision int8": "--precision must be auto, float32, mixed_bfloat16, mixed_float16 or",
+    "--model.precision float": "--model.precision must be auto, float32, mixed_bfloat16,",
+    "--precision int8_from_float32": "policy of Keras. Received: int8_from_float32",
     "--data.border 2": "--data.border 2 needs --data.augmentation pad_crop_flip",
     "--data.on-device --distribution mirrored": "--data.on-device needs --distribution none",
     "--model.name digits_resnet9_preact": "Did you mean 'digits_resnet8_preact'",
@@ -143,6 +144,46 @@ def test_the_first_field_comes_first(capsys):
 @pytest.mark.parametrize("options", COMBINATIONS)
 def test_options_that_do_not_fit(options, capsys):
     assert COMBINATIONS[options] in error_of(capsys, train.main, ["digits", *options.split()])
+
+
+#: Options for the digits, where they have no effect, by option.
+UNUSED = {
+    "data.padding": "black",
+    "data.test": "0.2",
+    "data.watch-test": "",
+    "data.skip-broken": "",
+    "optimizer.nesterov": "--optimizer.name adamw",
+    "optimizer.adam-ratio": "1",
+    "optimizer.reference-batch-size": "64",
+    "schedule.drops": "1 2",
+    "schedule.factor": "0.5",
+    "schedule.stable": "1",
+    "schedule.cycles": "2 --schedule.kind linear",
+    "schedule.warmup-learning-rate": "0.02",
+}
+
+
+def test_every_option_without_an_effect_is_tried():
+    assert list(UNUSED) == list(checks.USED_WITH)
+
+
+@pytest.mark.parametrize("option", UNUSED)
+def test_options_without_an_effect(option, capsys):
+    other, users = checks.USED_WITH[option]
+    message = error_of(capsys, train.main, ["digits", f"--{option}", *UNUSED[option].split()])
+    words = " and ".join(map(str, users))
+    assert message.startswith(f"error: --{option} is for --{other} {words}. Received: --{other} ")
+
+
+def test_what_a_recipe_has_set_may_have_no_effect():
+    recipe = RECIPES["cifar10"]()
+    cosine = dataclasses.replace(recipe.schedule, kind="cosine")
+    changed = dataclasses.replace(recipe, schedule=cosine)
+    checks.check_given(changed, recipe)
+    with pytest.raises(UserError, match=r"--schedule.drops is for --schedule.kind steps"):
+        checks.check_given(changed, Config())  # a recipe of a person
+    for each in RECIPES.values():
+        checks.check_given(each(), Config())
 
 
 def test_a_mistake_deletes_nothing(tmp_path, capsys):
