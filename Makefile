@@ -82,7 +82,7 @@ test-all: $(tests) ## Run what `make test` and `make test-processes` run, togeth
 test-processes: $(tests) ## Run the commands as a user does: train, kill and resume, export, serve.
 	$(pytest) -m "process and not soak" $(PYTEST_ARGS)
 
-soak: $(tests) ## Run the tests that are slow and rarely fail: full depth, full products, random networks and runs, many kills, packages, documents. 20 minutes and some more for each Python.
+soak: $(tests) ## Run the tests that are slow and rarely fail: full depth, full products, random networks and runs, many kills, packages, documents. Up to an hour on 2 cores.
 	for backend in tensorflow jax torch; do $(MAKE) --no-print-directory soak-on BACKEND=$$backend; done
 
 soak-on: $(tests)

@@ -39,6 +39,9 @@ _POOLING = re.compile(r"(Global|Adaptive)?(Average|Max)Pooling[123]D")
 #: Layers of this package that stay one step, like the poolings of Keras.
 _WHOLE = (SqueezeExcitation, BinomialPooling2D, MeanOfStreams)
 
+#: Beginnings of the dtypes that carry a signal and its gradient.
+_SIGNALS = ("bfloat", "complex", "float")
+
 #: Layers of Keras that are arithmetic: what they add, and with which factors, is in their call.
 _ARITHMETIC = (keras.layers.Average, keras.layers.Lambda, keras.layers.Subtract)
 
@@ -116,6 +119,40 @@ class Step:
     @property
     def channel_axis(self) -> int:
         return 1 if getattr(self.operation, "data_format", None) == "channels_first" else -1
+
+
+class _Dominators:
+    """The tensors that are on every path to others.
+
+    Args:
+        steps: Steps in order.
+        roots: Tensors at which paths begin. What does not depend on them has no part in it.
+
+    Attributes:
+        nearest: Dictionary from each tensor to its immediate dominator, the nearest tensor
+            that is on every path to it; None if there is none.
+    """
+
+    def __init__(self, steps: Iterable[Step], roots: Sequence[int]):
+        self.nearest: dict[int, int | None] = dict.fromkeys(roots)
+        self._height: dict[int | None, int] = {None: 0} | dict.fromkeys(roots, 1)
+        for step in steps:
+            if reached := [tensor for tensor in step.inputs if tensor in self.nearest]:
+                dominator = self.common(reached)
+                for tensor in step.outputs:
+                    self.nearest[tensor] = dominator
+                    self._height[tensor] = self._height[dominator] + 1
+
+    def common(self, tensors: Iterable[int | None]) -> int | None:
+        """Return the nearest tensor that is on every path to several ones, or is one."""
+        return functools.reduce(self._common, tensors)
+
+    def _common(self, a: int | None, b: int | None) -> int | None:
+        while a != b:
+            if self._height[a] < self._height[b]:
+                a, b = b, a
+            a = None if a is None else self.nearest[a]
+        return a
 
 
 class _Difference(keras.Layer):
@@ -224,7 +261,7 @@ class Graph:
         self.outputs = tuple(outputs)
         if plan := sums.grouped(self):
             self.steps = [self.steps[i].reading(tensors) for i, tensors in plan]
-            for name in ("producers", "consumers", "dominators"):  # of the steps before
+            for name in ("producers", "consumers", "dominators", "_views"):  # of the steps before
                 self.__dict__.pop(name, None)
 
     def _new(self, spec: KerasTensor) -> int:
@@ -287,7 +324,7 @@ class Graph:
             try:
                 return self._inline(operation, f"{name}/", args, kwargs)
             except ValueError:
-                if is_composite and operation.variables:
+                if is_composite and _holds_kernels(operation):
                     raise  # its weight layers would be missing
                 del self.steps[steps_before:]
                 self.closed.append(name)
@@ -316,8 +353,13 @@ class Graph:
         return [KerasTensor(new.shape, x.dtype) for new, x in zip(found, outputs, strict=True)]
 
     def is_pair(self, tensors: Sequence[int]) -> bool:
-        """Whether these are two tensors of one shape."""
-        return len(tensors) == 2 and len({self.specs[each].shape[1:] for each in tensors}) == 1
+        """Whether these are two tensors of one shape, as far as their sizes are known."""
+        shapes = [self.specs[each].shape[1:] for each in tensors]
+        return (
+            len(shapes) == 2
+            and len({*map(len, shapes)}) == 1
+            and all(a == b or None in (a, b) for a, b in zip(*shapes, strict=True))
+        )
 
     def _is_composite(self, operation, inputs: int) -> bool:
         is_whole = isinstance(operation, (*_WHOLE, *self.opaque))
@@ -473,27 +515,51 @@ class Graph:
         return readers
 
     @functools.cached_property
-    def dominators(self) -> dict[int | None, int | None]:
+    def dominators(self) -> dict[int, int | None]:
         """Dictionary from each tensor to its immediate dominator, the nearest tensor
         that is on every path to it; None if there is none.
         """
-        nearest: dict[int | None, int | None] = dict.fromkeys(self.inputs)
-        height: dict[int | None, int] = {None: 0} | dict.fromkeys(self.inputs, 1)
+        return dict.fromkeys(range(len(self.specs))) | _Dominators(self.steps, self.inputs).nearest
 
-        def common(a: int | None, b: int | None) -> int | None:
-            while a != b:
-                if height[a] < height[b]:
-                    a, b = b, a
-                a = nearest[a]
-            return a
+    @functools.cached_property
+    def _views(self) -> dict[int, _Dominators]:
+        """Dictionary from each source of a signal to the dominators of what depends on it.
 
-        for step in self.steps:
-            inputs: tuple[int | None, ...] = step.inputs or (None,)
-            dominator = functools.reduce(common, inputs)
-            for tensor in step.outputs:
-                nearest[tensor] = dominator
-                height[tensor] = height[dominator] + 1
-        return nearest
+        A signal is a tensor of floating-point numbers. Its sources are inputs, the vectors
+        of tokens, and masks as numbers. Gradients end there.
+        """
+        signals = {
+            number for number, spec in enumerate(self.specs) if spec.dtype.startswith(_SIGNALS)
+        }
+        steps = [
+            dataclasses.replace(
+                step,
+                inputs=tuple(each for each in step.inputs if each in signals),
+                outputs=tuple(each for each in step.outputs if each in signals),
+            )
+            for step in self.steps
+        ]
+        sources = [each for each in self.inputs if each in signals]
+        sources += [each for step in steps if not step.inputs for each in step.outputs]
+        return {source: _Dominators(steps, (source,)) for source in sources}
+
+    def parting(self, ends: Iterable[int]) -> tuple[int | None, list[tuple[int, tuple[int, ...]]]]:
+        """Return where the paths to the terms of a sum part, None if they have no source in
+        common, and the terms with the steps of their paths. The term that changes the start
+        least comes first.
+
+        The start is on every path from a common source: from the tokens, for an attention
+        with a mask or with the output of an encoder, which are sources of their own. Among
+        several starts it is the last one.
+        """
+        ends = dict.fromkeys(ends)
+        views = [view for view in self._views.values() if view.nearest.keys() >= ends.keys()]
+        starts = [start for view in views if (start := view.common(ends)) is not None]
+        if not starts:
+            return None, []
+        start = max(starts, key=lambda tensor: self.producers.get(tensor, -1))
+        paths = [(end, self.between(start, end)) for end in ends]
+        return start, sorted(paths, key=lambda path: self.size(start, path[1]))
 
     def between(self, start: int, end: int) -> tuple[int, ...]:
         """Return the numbers of the steps on the paths from one tensor to another, in

@@ -62,15 +62,14 @@ def _parts(
 
 def _shortcut(graph: "Graph", total: int, terms: Sequence[int]) -> list[int]:
     """Return the terms of a sum that are its shortcut, none if it is not clear."""
-    start = graph.dominators[total]
-    if start is None or len(terms) < 3:
+    start, paths = graph.parting(terms) if len(terms) > 2 else (None, [])
+    if start is None:
         return []
-    paths = {term: graph.between(start, term) for term in terms}
-    without_weights = [term for term in terms if not graph.weights_of(paths[term])]
+    without_weights = [term for term, steps in paths if not graph.weights_of(steps)]
     changes_shape = graph.specs[start].shape[1:] != graph.specs[total].shape[1:]
     if without_weights or not changes_shape:
-        return without_weights
-    return [min(terms, key=lambda term: graph.size(start, paths[term]))]
+        return [term for term in terms if term in without_weights]
+    return [paths[0][0]]
 
 
 def _written(

@@ -146,15 +146,12 @@ def _additions(graph: Graph) -> Iterator[Addition]:
     with weights.
     """
     for i, step in enumerate(graph.steps):
-        if step.kind != "Add" or len(step.inputs) != 2:
+        if step.kind != "Add" or not graph.is_pair(step.inputs):
             continue
-        [total], (a, b) = step.outputs, step.inputs
-        start = graph.dominators[total]
-        if start is None or graph.specs[a].shape[1:] != graph.specs[b].shape[1:]:
+        start, paths = graph.parting(step.inputs)
+        if start is None or len(paths) == 1:  # x + x
             continue
-        paths = [(end, graph.between(start, end)) for end in (a, b)]
-        paths.sort(key=lambda path: graph.size(start, path[1]))
-        (shortcut, shortcut_steps), (residual, residual_steps) = paths
+        [total], [(shortcut, shortcut_steps), (residual, residual_steps)] = step.outputs, paths
         if graph.weights_of(residual_steps):
             ends = (start, total, shortcut, residual)
             yield Addition(i, (step.name,), *ends, shortcut_steps, residual_steps, total)

@@ -23,8 +23,9 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
 
     Args:
         model: Any built Keras model with residual units: functional, sequential or a
-            subclass that uses Keras layers and `keras.ops`. It may take images, vectors
-            or sequences. It stays unchanged.
+            subclass that uses Keras layers and `keras.ops`. A unit may end in any sum:
+            of two branches, in a `Lambda`, an average or a difference. Its branches may
+            read masks and other inputs. It stays unchanged.
         sample: At least 2 input examples, preprocessed as in training; a list or a
             dictionary if the model has several inputs. None: 16 examples of noise, with
             the mean and the standard deviation that the model's preprocessing expects.

@@ -108,6 +108,7 @@ SUMS = {
     "(f + x) + (g + f)": (1, (2, 1), lambda x, f, g: (f + x) + (g + f)),
     "Add, then +": (1, (1, 1), lambda x, f, g: g + layers.Add()([x, f])),
     "(x + f) + x": (2, (1,), lambda x, f, g: x + f + x),
+    "(x + x) + f": (2, (1,), lambda x, f, g: (x + x) + f),
     "Average": (1, (1,), lambda x, f, g: layers.Average()([x, f])),
     "Average of three": (1, (1, 1), lambda x, f, g: layers.Average()([f, x, g])),
     "Subtract": (1, (-1,), lambda x, f, g: layers.Subtract()([x, f])),
@@ -194,3 +195,40 @@ def test_sums_that_stay_as_they_are(monkeypatch):
         steps = Graph(model, harness.images(5, 4)).steps
         monkeypatch.undo()
         assert [step.inputs for step in changed.steps] == [step.inputs for step in steps]
+
+
+def masked():
+    """A mask as an input."""
+    tokens, mask = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="int32")
+    return [tokens, mask], layers.Embedding(9, 4)(tokens), ops.cast(mask, "float32")[..., None]
+
+
+def masked_by_the_tokens():
+    tokens = keras.Input((5,), dtype="int32")
+    return [tokens], layers.Embedding(9, 4)(tokens), ops.cast(tokens != 0, "float32")[..., None]
+
+
+def with_memory():
+    """What an encoder has made of another input, as in the decoder of a translator."""
+    tokens, others = keras.Input((5,), dtype="int32"), keras.Input((5, 4))
+    return [tokens, others], layers.Embedding(9, 4)(tokens), layers.Dense(4)(others)
+
+
+@pytest.mark.parametrize("make", [masked, masked_by_the_tokens, with_memory])
+def test_what_else_a_branch_reads_does_not_hide_its_unit(make):
+    inputs, x, side = make()
+    for _ in range(3):
+        f = layers.Dense(4)(layers.LayerNormalization()(x))
+        x = x + layers.Dense(4)(layers.Multiply()([f, side]))
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    random = np.random.default_rng(0)
+    arrays = [
+        random.integers(0, 9, (6, 5)) if each.dtype == "int32" else harness.images(6, 5, 4)
+        for each in inputs
+    ]
+    units = find_units(Graph(model, arrays))
+    assert [unit.shortcut == unit.start for unit in units] == [True] * 3
+    assert [unit.before for unit in units[1:]] == [unit.total for unit in units[:-1]]
+    result = kp.analysis.audit(model, arrays, labels=np.arange(6) % 2)
+    assert (result.arrangement, result.units, result.passed) == ("pre_norm", 3, True)

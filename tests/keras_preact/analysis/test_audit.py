@@ -678,6 +678,16 @@ def parallel(shared):
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
+def falcon():
+    """A transformer of keras-hub, whose attention reads a mask."""
+    backbone = pytest.importorskip("keras_hub").models.FalconBackbone(
+        vocabulary_size=50, num_layers=3, num_attention_heads=2, hidden_dim=32, intermediate_dim=64
+    )
+    tokens = keras.Input((16,), dtype="int32")
+    x = backbone({"token_ids": tokens, "padding_mask": keras.ops.cast(tokens != 0, "int32")})
+    return keras.Model(tokens, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
 def mobile_net():
     return keras.applications.MobileNetV2(weights=None, input_shape=(64, 64, 3), classes=10)
 
@@ -689,6 +699,7 @@ DESIGNS = {
     "post-norm": (lambda: encoder(False), "post_norm", 6, {PATH: "WARN", ORDER: "WARN"}),
     "parallel, one norm": (lambda: parallel(True), "pre_norm", 3, {}),
     "parallel, two norms": (lambda: parallel(False), "pre_norm", 3, {}),
+    "with a mask": (falcon, "pre_norm", 6, {}),
     # the branch ends in a normalisation, the next one begins with a convolution
     "MobileNetV2": (mobile_net, None, 10, {ORDER: "WARN", INPUT: "WARN"}),
 }
