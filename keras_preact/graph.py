@@ -225,7 +225,7 @@ class Graph:
         inputs, outputs: Numbers of the tensors.
         batch: Number of examples.
         specs: Shape and dtype of each tensor.
-        closed: Names of layers without variables that cannot be traced. Each is one step.
+        closed: Names of layers without kernels that cannot be traced. Each is one step.
 
     Raises:
         ValueError: for a model that cannot be traced, such as one that calls a

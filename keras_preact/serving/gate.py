@@ -258,7 +258,7 @@ class Admission:
         codings = ", ".join(request.headers.getlist("transfer-encoding")).strip().lower()
         if codings not in ("chunked", ""):
             raise RequestError(
-                f"Send the body without a Transfer-Encoding, or chunked. Received: "
+                "Send the body without a Transfer-Encoding, or chunked. Received: "
                 f"{shortened(codings)}",
                 501,
             )
