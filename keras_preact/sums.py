@@ -1,13 +1,11 @@
 """The sums of a graph, each written as a shortcut plus a residual."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from keras_preact.graph import Graph
+from keras_preact.paths import Paths
 
 
-def grouped(graph: "Graph") -> list[tuple[int, tuple[int, ...]]]:
+def grouped(graph: Paths) -> list[tuple[int, tuple[int, ...]]]:
     """Return the numbers of the steps of a graph in a new order, each with the tensors that it
     should read, so that a sum of several terms is a shortcut plus a residual: `(x + a) + b`,
     with weights in a and b, becomes `x + (a + b)`. Empty if every sum is as it should be.
@@ -45,9 +43,7 @@ def grouped(graph: "Graph") -> list[tuple[int, tuple[int, ...]]]:
     return [new for i, step in enumerate(graph.steps) for new in changed.get(i, [(i, step.inputs)])]
 
 
-def _parts(
-    graph: "Graph", tensor: int, only_added: Mapping[int, int]
-) -> tuple[list[int], list[int]]:
+def _parts(graph: Paths, tensor: int, only_added: Mapping[int, int]) -> tuple[list[int], list[int]]:
     """Return the sums inside a term of a sum, and the terms of all of them, in order."""
     sums, terms, waiting = [], [], [tensor]
     while waiting:
@@ -60,7 +56,7 @@ def _parts(
     return sums, terms
 
 
-def _shortcut(graph: "Graph", total: int, terms: Sequence[int]) -> list[int]:
+def _shortcut(graph: Paths, total: int, terms: Sequence[int]) -> list[int]:
     """Return the terms of a sum that are its shortcut, none if it is not clear."""
     start, paths = graph.parting(terms) if len(terms) > 2 else (None, [])
     if start is None:
@@ -73,7 +69,7 @@ def _shortcut(graph: "Graph", total: int, terms: Sequence[int]) -> list[int]:
 
 
 def _written(
-    graph: "Graph", sums: Sequence[int], shortcut: Sequence[int], residual: Sequence[int]
+    graph: Paths, sums: Sequence[int], shortcut: Sequence[int], residual: Sequence[int]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield sums with other terms: those of both sides, then the sum of the sides."""
     numbers = iter(sums)

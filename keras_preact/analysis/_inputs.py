@@ -13,9 +13,10 @@ from keras_preact._samples import as_taken
 from keras_preact.backend import autodiff, keras_private
 from keras_preact.backend.arrays import as_numpy
 from keras_preact.classifiers import PROBABILITIES, Outputs, activation_of, outputs_of
-from keras_preact.graph import Graph, Step
+from keras_preact.graph import Graph
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.input_range import expected_input
+from keras_preact.paths import Step
 
 #: Largest exponent of a loss scale: the scaled loss must be finite in float32.
 _LARGEST_SCALE = 100

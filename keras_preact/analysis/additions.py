@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from keras_preact.graph import Graph, Step
+from keras_preact.graph import Graph
 from keras_preact.models.segments import Segment, template_of
+from keras_preact.paths import Step
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
 

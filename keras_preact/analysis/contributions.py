@@ -11,7 +11,7 @@ from keras import ops
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.observed import Observed, pulled
 from keras_preact.backend.arrays import as_numpy
-from keras_preact.graph import Step
+from keras_preact.paths import Step
 from keras_preact.units import Trace
 
 #: Classes of layers that are linear, except for a shift, once signs and places of maxima are fixed.

@@ -12,7 +12,8 @@ from keras import KerasTensor
 from rich import filesize
 
 import keras_preact as kp
-from keras_preact.graph import Graph, Step
+from keras_preact.graph import Graph
+from keras_preact.paths import Step
 
 from .. import backends
 from ..cli.terminal import duration
