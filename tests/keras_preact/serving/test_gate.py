@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from prometheus_client import parser
@@ -234,7 +235,7 @@ def test_open_metrics_are_open_to_every_host(open_metrics, status):
         assert server.ask("GET", "/metrics", headers={"Host": "10.0.0.7:8501"}).status == status
 
 
-def test_a_log_that_nobody_reads_holds_nobody_up():
+def test_a_log_that_nobody_reads_holds_nobody_up(monkeypatch):
     """What a pipe does not take waits; what is beyond that is dropped and counted."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -242,18 +243,25 @@ def test_a_log_that_nobody_reads_holds_nobody_up():
         while True:
             os.write(writing, b"{}\n")
     os.set_blocking(writing, True)
-    dropped = []
+    write, stuck, dropped = os.write, threading.Event(), []
+
+    def write_and_say_so(descriptor, data):
+        if descriptor == writing:
+            stuck.set()
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write_and_say_so)
     log = logs.Log(logs.JsonFormatter(), writing, capacity=50, dropped=lambda: dropped.append(1))
     try:
         for i in range(500):
             log.handle(logging.makeLogRecord({"levelname": "INFO", "msg": f"line {i} " + "." * 90}))
-        assert 400 < len(dropped) < 500
+            assert stuck.wait(60)  # with line 0 in hand: 50 more may wait
+        assert len(dropped) == 449
         with open(reading, closefd=False) as pipe:
             lines = (json.loads(line) for line in pipe)
             texts = (line["message"] for line in lines if line)
-            kept = list(itertools.islice(texts, 500 - len(dropped)))
-        assert kept[0].startswith("line 0 ")
-        assert len(set(kept)) == len(kept)
+            kept = list(itertools.islice(texts, 51))
+        assert [text.split()[1] for text in kept] == [str(i) for i in range(51)]
     finally:
         log.finish(60)
         os.close(reading)
