@@ -751,6 +751,7 @@ def test_an_average_halves_the_identity_path():
     assert "In 3 of 4 units, the identity path has a scaling by 0.5." in found.detail
 
 
+@pytest.mark.backend
 def test_a_subclass_with_plain_additions():
     for factor, path in ((1.0, "PASS"), (0.5, "FAIL")):
         model = Plus(factor)
