@@ -166,6 +166,10 @@ class Paths:
             and all(a == b or None in (a, b) for a, b in zip(*shapes, strict=True))
         )
 
+    def is_sum(self, step: Step) -> bool:
+        """Whether a step adds two tensors of one shape."""
+        return step.kind == "Add" and self.is_pair(step.inputs)
+
     @functools.cached_property
     def producers(self) -> dict[int, int]:
         """Dictionary from each tensor to the step that returns it; inputs have none."""

@@ -14,11 +14,7 @@ def grouped(graph: Paths) -> list[tuple[int, tuple[int, ...]]]:
     shape changes, it is the term that changes the start least. Other sums stay as they are,
     such as those of residual streams.
     """
-    adds = {
-        step.outputs[0]: i
-        for i, step in enumerate(graph.steps)
-        if step.kind == "Add" and graph.is_pair(step.inputs)
-    }
+    adds = {step.outputs[0]: i for i, step in enumerate(graph.steps) if graph.is_sum(step)}
     numbers = set(adds.values())
     only_added = {
         total: i

@@ -147,7 +147,7 @@ def _additions(graph: Graph) -> Iterator[Addition]:
     with weights.
     """
     for i, step in enumerate(graph.steps):
-        if step.kind != "Add" or not graph.is_pair(step.inputs):
+        if not graph.is_sum(step):
             continue
         start, paths = graph.parting(step.inputs)
         if start is None or len(paths) == 1:  # x + x
