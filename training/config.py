@@ -173,7 +173,8 @@ class Model:
         return ConstantScaling(shortcut, residual)
 
 
-#: Place of the data in commands that measure. Errors about the data name it as `train` does.
+#: The data and their place in commands that measure. Errors about them name them as `train` does.
+DataName = Annotated[str | None, tyro.conf.arg(aliases=["--data.name"])]
 DataDir = Annotated[Path | None, tyro.conf.arg(aliases=["--data.dir"])]
 
 

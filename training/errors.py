@@ -75,7 +75,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     from .cli.terminal import some  # this package imports this module
 
     names = list(names)
-    near = [each for each in names if name in each][:3]
+    near = [each for each in names if name and name in each][:3]
     near = near or difflib.get_close_matches(name, names, n=3)
     meant = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
     if near and len(names) > LISTED:

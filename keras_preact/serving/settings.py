@@ -1,10 +1,12 @@
 """The settings of a server, one for each option of the command."""
 
+import contextlib
 import dataclasses
 import importlib.util
+import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,8 +21,9 @@ T = TypeVar("T")
 #: An origin as browsers send it: in lower case, without a path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[^/\[\]:@?#\s]+)(:\d+)?")
 
-_Count = Annotated[int, Field(gt=0)]
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Larger ones overflow in timers and in the HTTP server.
+_Count = Annotated[int, Field(gt=0, le=10**12)]
+_Seconds = Annotated[float, Field(gt=0, le=10**9)]
 
 
 def option(default: Any, description: str) -> Any:
@@ -57,7 +60,7 @@ class Settings:
         1, "Number of versions of each model to serve, the highest ones, or all."
     )
     poll_seconds: _Seconds = option(1.0, "Seconds between two checks for new versions.")
-    threads: _Count | None = option(
+    threads: Annotated[int, Field(gt=0, le=1024)] | None = option(
         None, "Threads per computation, and as many to decode images. (default: one per core)"
     )
     max_batch_size: _Count | None = option(
@@ -100,6 +103,16 @@ class Settings:
         default=None, repr=False
     )
 
+    @pydantic.field_validator(
+        "directory", "host", "allowed_hosts", "allowed_origins", mode="before"
+    )
+    @classmethod
+    def _is_not_empty(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        # an empty address means every address, and an empty path this folder
+        if isinstance(value, str) and not value.strip():
+            raise ValueError(f"`{info.field_name}` must not be empty. Received: {value!r}")
+        return value
+
     @pydantic.field_validator("versions", mode="before")
     @classmethod
     def _all(cls, value: Any) -> Any:
@@ -112,7 +125,7 @@ class Settings:
         reach it under a name of its own (DNS rebinding).
         """
         if self.allowed_hosts is not None:
-            names = frozenset(_words(self.allowed_hosts))
+            names = frozenset(word.strip("[]") for word in _words(self.allowed_hosts))
             return None if "*" in names else names
         local = {"localhost", "127.0.0.1", "::1"}
         if self.host in local or self.host.startswith("127."):
@@ -125,15 +138,15 @@ class Settings:
         """
         return _words(self.allowed_origins or "")
 
-    @pydantic.field_validator("allowed_origins")
+    @pydantic.field_validator("allowed_hosts", "allowed_origins")
     @classmethod
-    def _are_origins(cls, value: str | None) -> str | None:
-        for origin in _words(value or ""):
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise ValueError(
-                    "`allowed_origins` must be origins without a path, such as "
-                    f"https://shop.example or http://localhost:3000, or *. Received: {origin!r}"
-                )
+    def _can_be_sent(cls, value: str | None, info: pydantic.ValidationInfo) -> str | None:
+        if value is None:
+            return None
+        is_sent, called = _SENT[str(info.field_name)]
+        for word in _words(value) or [value]:
+            if word != "*" and not is_sent(word):
+                raise ValueError(f"`{info.field_name}` must be {called}, or *. Received: {word!r}")
         return value
 
     @pydantic.field_validator("engine")
@@ -160,6 +173,23 @@ def _words(text: str) -> list[str]:
     return [word for word in (part.strip().lower() for part in text.split(",")) if word]
 
 
+def _is_host(word: str) -> bool:
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(word.strip("[]"))
+        return True
+    return re.fullmatch(r"[^/\[\]:@?#*,\s]+", word) is not None
+
+
+#: What clients send, by setting: the check of a word, and its name in an error.
+_SENT: Mapping[str, tuple[Callable[[str], object], str]] = {
+    "allowed_hosts": (_is_host, "host names without a port, such as models.example"),
+    "allowed_origins": (
+        _ORIGIN.fullmatch,
+        "origins without a path, such as https://shop.example or http://localhost:3000",
+    ),
+}
+
+
 def read(kind: type[T], values: Mapping[str, Any]) -> T:
     """Return the settings `kind(**values)`. If `values` have no token, the environment
     variable KERAS_PREACT_TOKEN gives it.
@@ -167,9 +197,11 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
     Raises:
         ValueError: for a value that cannot work, in one line.
     """
-    token = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if token:
-        values = {"token": token} | dict(values)
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is not None and "token" not in values:
+        if not token.strip():  # a server that should have a token must not run without one
+            raise ValueError(f"{TOKEN_VARIABLE} is set, but empty. Set a token, or unset it.")
+        values = {"token": token.strip()} | dict(values)
     try:
         return kind(**values)
     except pydantic.ValidationError as error:
@@ -177,7 +209,8 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
         if "error" in first.get("ctx", {}):  # from a class's own check
             raise ValueError(str(first["ctx"]["error"])) from None
         name = str(first["loc"][0])
-        message = f"`{name}`: {first['msg']}."
+        said = re.sub("^Input should be (.*?)(, unable to .*)?$", r" must be \1", first["msg"])
+        message = f"`{name}`{said if said != first['msg'] else ': ' + said}."
         if name == "token":  # not repeated
             message = "`token` must be printable ASCII characters without spaces, at least one. "
             message += f"Received: {len(str(values[name]))} characters (not shown)."

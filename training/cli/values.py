@@ -157,6 +157,8 @@ def _read(hint: Any, words: Sequence[str]) -> Any:
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     received = " ".join(words)
+    if not all(word.strip() for word in words):  # an empty path would be this folder
+        raise ValueError(f"must not be empty: is a variable not set? Received: {received!r}")
     if _is_union(hint):
         return _read_one_of(hint, words)
     if origin is tuple:

@@ -8,7 +8,7 @@ import tyro
 
 from .. import cli
 from ..cli.programs import answering
-from ..config import DataDir
+from ..config import DataDir, DataName
 from ..errors import checking, command
 
 
@@ -16,7 +16,7 @@ def audit(
     target: Annotated[str, tyro.conf.Positional],
     /,
     images: int = 32,
-    data: str | None = None,
+    data: DataName = None,
     data_dir: DataDir = None,
     checkpoint: Literal["final", "best", "last"] = "final",
     seed: int = 0,
@@ -49,7 +49,7 @@ def audit(
     """
     from .analyze.specimen import chosen_data, open_specimen
 
-    source = chosen_data(images, data, data_dir)
+    source = chosen_data(images, seed, data, data_dir)
     with answering(as_json) as answer:
         with checking():
             again = "" if trust else command("audit", target, "--trust")

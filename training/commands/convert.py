@@ -22,8 +22,8 @@ FormatName = Literal[
 
 #: Sizes that a conversion may change, and what it does then.
 _ADAPTED = {
-    "channels": "the first kernel was adapted",
-    "classes": "the classifier is new and must be trained",
+    "Channels": "The first kernel was adapted",
+    "Classes": "The classifier is new and must be trained",
 }
 
 
@@ -66,7 +66,7 @@ def convert(
     _check(out, target_format, half, overwrite)
     with checking():
         content = formats.open(source)
-        name = formats.source_format(source, content) if source_format == "auto" else source_format
+        name = formats.source_format(source, content, source_format)
         read = formats.FORMATS[name].read
         sample = None if check is None else _sample(check, name)
         try:
@@ -93,7 +93,7 @@ def convert(
     before, after = _sizes(as_is), _sizes(model)
     for what, how in _ADAPTED.items():
         if before[what] != after[what]:
-            print(f"{after[what]} {what} instead of {before[what]}: {how}.")
+            print(f"{what}: {after[what]} instead of {before[what]}. {how}.")
     print(f"Wrote {out} ({target}, {filesize.decimal(out.stat().st_size)}).")
 
 
@@ -178,7 +178,7 @@ def _sizes(model: "ResidualNetwork") -> dict[str, int]:
     config = model.get_config()
     axis = 0 if config["data_format"] == "channels_first" else -1
     classes = 0 if model.logits is None else model.logits.shape[-1]
-    return {"channels": config["input_shape"][axis], "classes": classes}
+    return {"Channels": config["input_shape"][axis], "Classes": classes}
 
 
 def main(argv: Sequence[str]) -> None:

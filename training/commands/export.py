@@ -78,9 +78,16 @@ def export(
     check_positive(version=version)
     if temperature != "fitted" and not 0 < temperature < math.inf:
         raise UserError(f"--temperature must be positive, or fitted. Received: {temperature}")
-    if format != "saved_model" and (version is not None or precision != "float32"):
+    is_plain = version is None and precision == "float32" and fold_batch_norm
+    if format != "saved_model" and not is_plain:
         raise UserError(
-            f"--format {format} writes one float32 file: remove --version and --precision."
+            f"--format {format} writes one float32 file, and its converter folds batch "
+            "normalisations: remove --version, --precision and --no-fold-batch-norm."
+        )
+    if data_dir is not None and precision == "float32":
+        raise UserError(
+            "--data.dir is for --precision bfloat16 and int8: an export in float32 reads no "
+            f"images. Received: {data_dir}"
         )
 
     config = runs.read_config(run)

@@ -134,7 +134,7 @@ def _rehearse(configs: Sequence[Config], recipe: str) -> None:
     if any(several.start(list(shown.values()), recipe)):
         sys.exit(2)
     each = "this one" if len(shown) == 1 else "each of these"
-    print(f"{len(configs) // len(shown)} runs are like {each}.")
+    print(f"Runs like {each}: {len(configs) // len(shown)}.")
 
 
 def _check_depths(configs: Sequence[Config]) -> None:

@@ -120,8 +120,15 @@ def open(source: Path) -> Any:
     return models.load(source)
 
 
-def source_format(source: Path, content: Any) -> str:
+def source_format(source: Path, content: Any, asked: str = "auto") -> str:
+    """Return the format of a file with this content: the one that a person asks for, if it
+    can be.
+    """
     name = next((name for name, row in FORMATS.items() if row.is_source(content)), None)
+    if asked != "auto":
+        if name is not None and not FORMATS[asked].is_source(content):
+            raise UserError(f"{source} has the format {name}: remove --source-format {asked}.")
+        return asked
     if name is None:
         content_names = (
             f"It has {', '.join([*content][:5])}." if isinstance(content, Mapping) else ""

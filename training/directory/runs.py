@@ -184,6 +184,15 @@ def read_config(run: Path) -> dict:
     return read_description(path)
 
 
+def check_no_checkpoint(subject: str | Path, checkpoint: str) -> None:
+    """Check that no network of a run is asked for where there is no run."""
+    if checkpoint != "final":
+        raise UserError(
+            f"--checkpoint chooses a network of a run, and {subject} is not a run directory. "
+            f"Received: {checkpoint}"
+        )
+
+
 def resuming(run: Path) -> str:
     """Return the command that resumes a run, with the code that its config.json names."""
     trusting = []

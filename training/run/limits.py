@@ -108,6 +108,16 @@ def check(config: Any, prefix: str = "") -> None:
         name = prefix + field.name.replace("_", "-")
         if dataclasses.is_dataclass(value):
             check(value, f"{name}.")
-        elif name in LIMITS and value is not None and not LIMITS[name].holds(value):
-            received = " ".join(map(str, value)) if isinstance(value, tuple) else value
-            raise UserError(f"--{name} must be {LIMITS[name].words}. Received: {received}")
+        elif name in LIMITS and value is not None:
+            check_one(name, value)
+
+
+def check_one(name: str, value: Any) -> None:
+    """Check the value of the option `name`, without its dashes.
+
+    Raises:
+        UserError: for a value that is out of its limits.
+    """
+    if not LIMITS[name].holds(value):
+        received = " ".join(map(str, value)) if isinstance(value, tuple) else value
+        raise UserError(f"--{name} must be {LIMITS[name].words}. Received: {received}")

@@ -143,6 +143,8 @@ NAMED = {"allowed_hosts": "A.example, b.example"}
         ({"host": "0.0.0.0"}, "any.example", 200),
         ({"allowed_hosts": "*"}, "any.example", 200),
         (NAMED, "a.example:80", 200),
+        ({"allowed_hosts": "[fd00::1], fd00::2"}, "[FD00::1]:80", 200),
+        ({"allowed_hosts": "[fd00::1], fd00::2"}, "[fd00::2]", 200),
         (NAMED, "localhost", 400),
     ],
 )

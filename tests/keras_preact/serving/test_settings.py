@@ -1,6 +1,7 @@
 """Settings refuse what cannot work, and every one of them is an option of the command."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,21 @@ BAD = [
     ("engine", "abacus"),
     ("max_pending_bytes", 2**20),  # less than one body
     ("pages", 3),
+    # these overflow in the HTTP server or in a timer, or keep the machine busy with threads
+    ("max_requests", 10**20),
+    ("header_seconds", 1e300),
+    ("threads", 5000),
+    ("host", ""),  # would be every address
+    ("host", " "),
+    ("allowed_hosts", " "),
+    # no client sends these, so every request would be refused
+    *(
+        ("allowed_hosts", host)
+        for host in (",", "a.example:80", "127.0.0.1:80", "[::1]:80", "*.example", "http://a")
+    ),
     *(
         ("allowed_origins", origin)
-        for origin in ("shop.example", "https://shop.example/", "https://a@b", "null")
+        for origin in ("shop.example", "https://shop.example/", "https://a@b", "null", "", ",")
     ),
 ]
 
@@ -30,7 +43,9 @@ BAD = [
 def test_what_cannot_work_is_refused_by_name(name, value):
     with pytest.raises(ValueError, match=name):
         Settings(Path("models"), **{name: value})
-    with pytest.raises(ValueError, match=rf"(?s)^`{name}`.* Received: .*{value}") as error:
+    with pytest.raises(
+        ValueError, match=f"(?s)^`{name}`.* Received: .*{re.escape(str(value))}"
+    ) as error:
         settings.read(Settings, {"directory": "models", name: value})
     assert "\n" not in str(error.value)
 
@@ -72,13 +87,30 @@ def test_every_setting_is_an_option(tmp_path, monkeypatch):
     assert command.settings([str(tmp_path)]).token == "variable"
 
 
+@pytest.mark.parametrize("value", ["", " ", "\n"])
+def test_an_empty_variable_does_not_mean_that_everybody_may_use_the_server(
+    value, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv(settings.TOKEN_VARIABLE, value)
+    with pytest.raises(SystemExit, match="2"):
+        command.settings([str(tmp_path)])
+    assert "KERAS_PREACT_TOKEN is set, but empty." in capsys.readouterr().err
+    file = tmp_path / "token"
+    file.write_text("secret")
+    assert command.settings([str(tmp_path), "--token-file", str(file)]).token == "secret"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["MISSING"], "`directory` must be a folder of models. Received: MISSING (No such file"),
         (["HERE/empty"], "`directory` must be a folder of models. Received: HERE/empty (Not a dir"),
         (["HERE", "--port", "70000"], "Received: port='70000'"),
-        (["HERE", "--max-queue", "0"], "`--max-queue`: Input should be greater than 0"),
+        (["HERE", "--max-queue", "0"], "`--max-queue` must be greater than 0. Received"),
+        (["HERE", "--port", "web"], "`--port` must be a valid integer. Received: port='web'"),
+        (["HERE", "--host", ""], "`--host` must not be empty. Received: ''"),
+        ([""], "`directory` must not be empty. Received: ''"),
+        (["HERE", "--allowed-hosts", "a,b:80"], "`--allowed-hosts` must be host names without"),
         (
             ["HERE", "--token-file", "MISSING"],
             "`--token-file` must be a file that can be read. Received: MISSING (No such file",

@@ -72,6 +72,11 @@ def test_values(line, expected):
         ("--pair 2", "--pair: must be 2 values. Received: 2"),
         ("--pair 2 x", "--pair: must be a number. Received: x"),
         ("--several 1 x", "--several: must be a number. Received: x"),
+        # of variables of the shell that are not set
+        ("--path ''", "--path: must not be empty: is a variable not set? Received: ''"),
+        ("--text ' '", "--text: must not be empty: is a variable not set? Received: ' '"),
+        ("--own ''", "--own: must not be empty"),
+        ("--several 1 ''", "--several: must not be empty"),
     ],
 )
 def test_other_values(line, message, capsys):

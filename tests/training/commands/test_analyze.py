@@ -22,6 +22,7 @@ from training.commands.analyze.chapters import Picture
 from training.commands.analyze.specimen import Specimen, open_specimen
 from training.config import Data
 from training.data import load
+from training.errors import UserError
 
 FIGURE = kp.analysis.figures.path_length_shares(np.array([0.5, 0.5]))
 
@@ -59,6 +60,8 @@ def test_numbers_are_those_of_the_trained_network_on_its_data(run, tmp_path, cap
     assert "exists and is not empty. Give another --output" in error_of(
         capsys, run_analyze, run, "--output", output
     )
+    others = (run, "--output", output.with_name("other"), "--seed", 1)
+    assert "is measured with neither" in error_of(capsys, run_analyze, *others)
 
 
 class TestSpecimen:
@@ -116,6 +119,8 @@ class TestSpecimen:
             model.save(tmp_path / "net.keras")
             opened = open_specimen(str(tmp_path / "net.keras"), "final", None, 4, 0)
             assert (opened.training, opened.trained) == (not trained, trained)
+        with pytest.raises(UserError, match="--seed is for new weights and random images"):
+            open_specimen(str(tmp_path / "net.keras"), "final", None, 4, 1)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,9 @@ class TestSpecimen:
         ("cifar_resnet20_preact --data digits", "the images of digits are (32, 32, 1)"),
         ("damaged.keras", "is damaged, or no model"),
         (".", "it has no config.json"),
+        ("digits_resnet8_preact --checkpoint best", "digits_resnet8_preact is not a run directory"),
+        ("digits_resnet8_preact --seed -1", "--seed must be from 0 to 4294967295"),
+        ("digits_resnet8_preact --data.name digit", "Unknown --data.name: 'digit'"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, arguments, part):

@@ -118,8 +118,8 @@ class TestConverting:
         model = load(tmp_path / "net.keras")
         assert (model.input_shape, model.output_shape) == ((None, 32, 32, 1), (None, 7))
         output = capsys.readouterr().out
-        assert "1 channels instead of 3: the first kernel" in output
-        assert "7 classes instead of 3: the classifier is new" in output
+        assert "Channels: 1 instead of 3. The first kernel" in output
+        assert "Classes: 7 instead of 3. The classifier is new" in output
         own, given = weights.to_timm(model), weights.to_timm(imagenet)
         np.testing.assert_array_equal(own["norm.bias"], given["norm.bias"])
 
@@ -166,6 +166,12 @@ class TestErrors:
             ("other.npz", "w.keras", (), "is unknown. It has w. Name it with --source-format"),
             ("other.npz", "w.keras", ("--source-format", "timm"), "no weights of a timm ResNetV2"),
             ("other.npz", "w.keras", ("--source-format", "keras_preact"), "is for a .keras file"),
+            (
+                "net.keras",
+                "w.keras",
+                ("--source-format", "timm"),
+                "has the format keras_preact",
+            ),
         ):
             command = (tmp_path / source, tmp_path / out, *options)
             assert message in error_of(capsys, run, *command)

@@ -210,6 +210,10 @@ class TestRun:
             error = error_of(capsys, run_evaluate, "run", "--save-errors", count)
             assert f"must be 0 to 100. Received: {count}" in error
 
+    def test_only_a_run_has_other_checkpoints(self, copied, capsys):
+        error = error_of(capsys, run_evaluate, "run/model.keras", "--checkpoint", "best")
+        assert "run/model.keras is not a run directory. Received: best" in error
+
     def test_checkpoint_and_output(self, copied):
         run_evaluate("run", "--checkpoint", "best", "--output", "elsewhere/here")
         folder = copied.parent / "elsewhere" / "here"

@@ -176,7 +176,7 @@ def test_a_dry_run_describes_each_depth(run_sweep, several_runs, tmp_path, capsy
         ("depth=14",),
     ]
     assert all(config.dry_run for config in several_runs.started)
-    assert capsys.readouterr().out == "6 runs are like each of these.\n"
+    assert capsys.readouterr().out == "Runs like each of these: 6.\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ... import backends, cli, disk
-from ...config import DataDir
+from ...config import DataDir, DataName
 from ...directory import runs
 from ...errors import checking, command
 
@@ -19,7 +19,7 @@ def analyze(
     /,
     output: Annotated[Path | None, tyro.conf.arg(aliases=["--out"])] = None,
     images: int = 32,
-    data: str | None = None,
+    data: DataName = None,
     data_dir: DataDir = None,
     checkpoint: Literal["final", "best", "last"] = "final",
     quick: bool = False,
@@ -54,7 +54,7 @@ def analyze(
 
     from . import specimen as opened
 
-    source = opened.chosen_data(images, data, data_dir)
+    source = opened.chosen_data(images, seed, data, data_dir)
     if output is None:
         is_run = (Path(target) / "config.json").is_file()
         output = Path(target) / "analysis" if is_run else Path(f"analysis-{Path(target).stem}")

@@ -19,6 +19,7 @@ from ...directory import measurements, models, runs
 from ...directory.histories import read_table
 from ...errors import UserError, command, nearest
 from ...functions import trust
+from ...run import limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +74,9 @@ class Specimen:
         return dataclasses.replace(audit(self.model, self.x, labels=self.labels), model=self.name)
 
 
-def chosen_data(images: int, data: str | None, data_dir: Path | None) -> Data | None:
-    """Return the data set that a command's options name, or None.
+def chosen_data(images: int, seed: int, data: str | None, data_dir: Path | None) -> Data | None:
+    """Return the data set that a command's options name, or None. Check the other options of
+    the batch.
 
     Raises:
         UserError: for options that do not fit together.
@@ -83,6 +85,7 @@ def chosen_data(images: int, data: str | None, data_dir: Path | None) -> Data | 
         raise UserError(f"--images must be at least 2, for batch statistics. Received: {images}")
     if data_dir is not None and data is None:
         raise UserError("--data-dir needs --data.")
+    limits.check_one("seed", seed)
     return None if data is None else Data(name=data, dir=data_dir)
 
 
@@ -105,10 +108,14 @@ def open_specimen(
     """
     path = Path(target)
     if (path / "config.json").is_file():
+        _check_unseeded(target, seed)
         return _open_run(path, checkpoint, data, images, again)
+    runs.check_no_checkpoint(target, checkpoint)
     if path.suffix == ".keras" and path.is_file():
         model = models.load_classifier(path)
         batch = _batch(model, data, images, seed)
+        if batch["more"] is not None:
+            _check_unseeded(target, seed)
         trained = not _is_untrained(model)
         weights = f"from {path.name}"
         if not trained:
@@ -129,6 +136,14 @@ def open_specimen(
         f"{target} is not a run directory, a .keras file or a registered model. "
         f"{nearest(target, kp.list_models())} `{command('train', '--help')}` lists all models."
     )
+
+
+def _check_unseeded(target: str, seed: int) -> None:
+    if seed:
+        raise UserError(
+            f"--seed is for new weights and random images, and {target} is measured with neither. "
+            f"Received: {seed}"
+        )
 
 
 def _open_run(run: Path, checkpoint: str, data: Data | None, images: int, again: str) -> Specimen:
@@ -195,7 +210,7 @@ def _batch(model, data: Data | None, images: int, seed: int) -> dict[str, Any]:
         f"{images} images of {' x '.join(map(str, shape))} {entries}. Images and labels are "
         "random: losses and accuracies mean nothing here"
     )
-    return {"x": x.astype("float32"), "labels": labels, "data": description}
+    return {"x": x.astype("float32"), "labels": labels, "data": description, "more": None}
 
 
 def _from_data(

@@ -12,7 +12,7 @@ import tyro
 
 from ... import cli, disk, functions
 from ...cli.programs import answering
-from ...config import Data, DataDir
+from ...config import Data, DataDir, DataName
 from ...directory import measurements
 from ...errors import UserError, check_positive, checking, command
 from . import corruptions as corrupted
@@ -27,7 +27,7 @@ def evaluate(
     subject: Annotated[Path, tyro.conf.Positional],
     /,
     checkpoint: Literal["final", "best", "last"] = "final",
-    data: str | None = None,
+    data: DataName = None,
     data_dir: DataDir = None,
     batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch"])] = 256,
     output: Path | None = None,
@@ -126,7 +126,8 @@ def evaluate(
             )
         if save_samples > 0:
             count = _save_samples(images, folder / "samples", save_samples)
-            print(f"Wrote {count} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
+            written_to = f"{folder / 'samples'}, named INDEX_CLASS.png"
+            print(f"Wrote {count} test image{'s' * (count > 1)} to {written_to}.")
         if save_errors > 0:
             files = mistakes.write(
                 images.test, logits, labels, classes, save_errors, folder, suffix

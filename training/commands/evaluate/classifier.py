@@ -69,6 +69,7 @@ def open_classifier(path: Path, checkpoint: str, again: str = "") -> Classifier:
         data = from_json(Data, described["config"]["data"])
         opened = _of_keras(*models.open_run(path, checkpoint, again), path, data)
         return dataclasses.replace(opened, classes=described.get("classes"), described=described)
+    runs.check_no_checkpoint(path, checkpoint)
     if path.suffix == ".keras" and path.is_file():
         return _of_keras(models.load_classifier(path), path, Path(f"evaluation-{path.stem}"), None)
     if path.is_dir():
