@@ -17,7 +17,10 @@ from types import MappingProxyType
 from typing import Any
 
 from . import cli
+from .errors import UserError
 
+#: Largest time limit in seconds: timers of the system take no more than a few centuries.
+LONGEST = 10**9
 #: Exit status of a child that was stopped at its time limit, as of the command `timeout`.
 STOPPED = 124
 #: Time between two looks at the processes and the signals.
@@ -51,6 +54,12 @@ def start(
         start_new_session=True,  # only this process passes Ctrl-C on to it
         **options,
     )
+
+
+def check_limit(limit: float) -> None:
+    """Raise a UserError for a time limit, the option --limit, that cannot be kept."""
+    if not 0 < limit <= LONGEST:
+        raise UserError(f"--limit must be positive, at most {LONGEST:,} seconds. Received: {limit}")
 
 
 def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[int, str, str]:

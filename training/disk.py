@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import writing
+from .errors import UserError, writing
 
 
 def make(folder: Path, option: str | None = None) -> None:
@@ -27,6 +27,19 @@ def make(folder: Path, option: str | None = None) -> None:
     with writing(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
+
+
+def make_place(file: Path | None, option: str) -> None:
+    """Make the folder of a file as `make` does, if the file is given. The file may exist.
+
+    Raises:
+        UserError: if the file cannot be written, with the reason.
+    """
+    if file is None:
+        return
+    if file.is_dir():
+        raise UserError(f"Cannot write {file}: it is a folder. Give another {option}.")
+    make(file.parent, option)
 
 
 @contextlib.contextmanager

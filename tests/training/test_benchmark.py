@@ -195,7 +195,11 @@ def test_a_tiny_run(monkeypatch):
         ("step --models dense_resnet6:remt=1", "Did you mean 'remat'"),
         ("step --models dense_resnet6:compile=1", "compile must be true or false. Received"),
         ("step --rounds 0", "--rounds must be positive. Received: 0"),
-        ("step --output there/is/none.json", "there is no directory there/is"),
+        ("step --limit 1e300", "--limit must be positive, at most 1,000,000,000 seconds"),
+        ("input there/is/none", "there/is/none must be a folder with a folder of images for each"),
+        ("very-deep preact --lr nan", "--learning-rate must be positive. Received: nan"),
+        ("very-deep preact --width nan", "--width must be positive. Received: nan"),
+        ("very-deep preact --seed -1", "--seed must be from 0 to 4294967295. Received: -1"),
     ],
 )
 def test_wrong_options(options, message, capsys, empty_folder):

@@ -17,6 +17,10 @@ WORK = (
     "training.reproduce.claims.check.Claim.find",
     "training.reproduce.depth.measured_apart",
     "training.children.statuses",
+    "training.benchmark.rounds.run",
+    "training.benchmark.turns.measure",
+    "training.benchmark.input.make_photographs",
+    "training.benchmark.very_deep._build",
 )
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="a folder of Linux")
@@ -37,6 +41,13 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="a folder of Linux")
         ("reproduce digits --output {empty} --work {folder}", "--work"),
         ("reproduce rates --output {folder}", "--output"),
         ("reproduce rates --output {empty} --work {folder}", "--work"),
+        ("benchmark step --output {folder}/new.json", "--output"),
+        ("benchmark exports dense_resnet6 --output {folder}/new.json", "--output"),
+        ("benchmark input --output {folder}/new.json", "--output"),
+        ("benchmark very-deep preact --output {folder}/new.json", "--output"),
+        # a folder in place of a file
+        ("benchmark step --output {folder}", "--output"),
+        ("benchmark input --output {folder}", "--output"),
     ],
 )
 def test_the_folder_and_its_option_are_named(line, option, run, tmp_path, monkeypatch, capsys):

@@ -3,10 +3,10 @@ process, in turn, and prints a table of medians and ratios.
 """
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from .. import children, disk
 from ..errors import UserError, check_positive, lookup
 from . import candidates, report, rounds
 from .candidates import Candidate
@@ -83,10 +83,8 @@ def _check(question: Question) -> None:
         raise UserError("Give at least one of --models and --backends.")
     numbers = ("rounds", "steps", "warmup", "batch", "image_size")
     check_positive(**{name: getattr(question, name) for name in numbers})
-    if not 0 < question.limit < math.inf:
-        raise UserError(f"--limit must be a positive number of seconds. Received: {question.limit}")
-    if question.output is not None and not question.output.parent.is_dir():
-        raise UserError(f"--output: there is no directory {question.output.parent}")
+    children.check_limit(question.limit)
+    disk.make_place(question.output, "--output")
 
 
 def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from .. import children
+from .. import children, disk
 from ..errors import UserError, check_positive
 from . import report, turns
 from .report import Column
@@ -73,7 +73,7 @@ def run(
         check_positive(batches=batch)
     if not (models and engines and precisions and batches):
         raise UserError("Give at least one model, and one of each of the options' values.")
-    networks = [network for model in models for network in _networks(model, precisions)]
+    networks = [each for model in models for each in _networks(model, precisions, image_size)]
     rows = {
         f"{network.label}/{engine}": (network, engine)
         for network in networks
@@ -82,6 +82,7 @@ def run(
     }
     if not rows:
         raise UserError(f"No engine computes any of the models. Received: {' '.join(engines)}")
+    disk.make_place(output, "--output")
     started = report.now()
     with tempfile.TemporaryDirectory() as folder:
         used = {network.label: network for network, _ in rows.values()}
@@ -163,7 +164,7 @@ class _Network:
         return Path(answer["version"])
 
 
-def _networks(model: str, precisions: tuple[str, ...]) -> list[_Network]:
+def _networks(model: str, precisions: tuple[str, ...], image_size: int | None) -> list[_Network]:
     from keras_preact.export.version import VersionError, find
 
     from . import candidates
@@ -174,8 +175,14 @@ def _networks(model: str, precisions: tuple[str, ...]) -> list[_Network]:
             version = find(path)
             with version.reading_card() as card:
                 precision = card["precision"]
+                [_, height, *_] = card["signatures"]["serving_default"]["inputs"]["images"]["shape"]
         except VersionError as error:
             raise UserError(str(error)) from error
+        if None not in (height, image_size) and height != image_size:
+            raise UserError(
+                f"--image-size is for exports that take images of any size. {model} takes images "
+                f"with {height} rows. Received: {image_size}"
+            )
         return [_Network(f"{path.resolve().name}/{precision}", precision, version.path)]
     if "/" in model:
         raise UserError(f"{model} is no folder.")

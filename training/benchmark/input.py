@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
+from .. import disk
 from ..errors import UserError, check_positive
 from . import report, turns
 from .report import Column
@@ -66,6 +67,7 @@ def run(
     check_positive(size=size, batch=batch, batches=batches, rounds=rounds)
     if not loaders or not modes:
         raise UserError("Give at least one of --loaders and --modes.")
+    disk.make_place(output, "--output")
     started = report.now()
     baselines = {f"{mode}/{loader}": f"{mode}/{loaders[0]}" for mode in modes for loader in loaders}
     with contextlib.ExitStack() as stack:
@@ -76,6 +78,8 @@ def run(
             make_photographs(root, files)
         else:
             root = folder / "train" if (folder / "train").is_dir() else folder
+            if not root.is_dir() or not any(each.is_dir() for each in root.iterdir()):
+                raise UserError(f"{root} must be a folder with a folder of images for each class.")
         jobs = {}
         for label in baselines:
             mode, _, loader = label.partition("/")

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from .. import backends, children
+from .. import backends, children, disk
 from ..errors import UserError, check_positive, reading
 from . import report
 from .report import Column
@@ -69,6 +69,7 @@ def run(
     """
     check_positive(clients=clients, rounds=rounds, seconds=seconds)
     requests = _requests(model, ("batch", *bodies))
+    disk.make_place(output, "--output")
     started = report.now()
     baselines = {f"{engine}/{body}": f"{engine}/batch" for engine in engines for body in requests}
     figures: list[dict[str, dict[str, float]]] = []

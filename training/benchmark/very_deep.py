@@ -12,6 +12,7 @@ import tyro
 from .. import backends, disk
 from ..config import Data
 from ..errors import check_positive, checking
+from ..run import limits
 
 #: Name of a network to its default number of layers and learning rate.
 NETWORKS = {"preact": (10_001, 0.01), "released": (10_001, 0.01), "vanilla": (10_000, 0.001)}
@@ -62,11 +63,13 @@ def run(
         seed: Seed of the weights.
         output: Write the figures to this JSON file.
     """
+    check_positive(width=width, batch=batch, steps=steps, learning_rate=learning_rate)
+    limits.check_one("seed", seed)
+    disk.make_place(output, "--output")
     import keras
 
     import keras_preact as kp
 
-    check_positive(batch=batch, steps=steps)
     usual_layers, usual_rate = NETWORKS[network]
     rate = usual_rate if learning_rate is None else learning_rate
     keras.utils.set_random_seed(seed)

@@ -16,7 +16,7 @@ from .claims.check import claims
 from .depth import depth
 from .rates import rates
 from .results import RESULTS
-from .run import Options
+from .run import Options, check_no_output
 
 if TYPE_CHECKING:
     from .trials import Trial
@@ -117,9 +117,15 @@ def train(options: Options, tables: Sequence[str]) -> None:
         parallel=options.parallel,
     )
     if options.smoke:
+        check_no_output(options.output)
         smoke = options.work / "smoke"
         options = dataclasses.replace(options, output=smoke / "results", work=smoke / "runs")
     trials = chosen(tables, options.rows)
+    if options.data_dir is not None and all(trial.dataset == "digits" for trial in trials):
+        raise UserError(
+            "--data-dir is for rows on other data than digits, which have no folder. Received: "
+            f"{options.data_dir}"
+        )
     own = tables[0] if is_own(tables[0]) else None
     if options.smoke:  # only now: the options are right
         shutil.rmtree(smoke, ignore_errors=True)

@@ -16,6 +16,7 @@ import tyro
 from .. import backends, children, disk
 from ..cli.terminal import markdown
 from ..errors import UserError, command, reading
+from ..run import limits
 from .profiles import FORMAT, NETWORKS, Name, settings_of
 from .results import RESULTS
 
@@ -58,6 +59,8 @@ def depth(
         raise UserError(
             f"--batch must be at least 2: the network uses its statistics. Received: {batch}"
         )
+    children.check_limit(limit)
+    limits.check_one("seed", seed)
     if smoke:
         layers, networks = layers[:2], networks[:2]
     folder = output / "depth"

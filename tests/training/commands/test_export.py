@@ -18,6 +18,7 @@ from tests.keras_preact.export.one_process import in_this_process
 from tests.training import images as pictures
 from tests.training.calls import TINY, error_of, run_evaluate, words
 from training import cli
+from training.benchmark import __main__ as benchmark
 from training.commands import train
 from training.commands.export import export
 from training.commands.predict import __main__ as predict
@@ -250,6 +251,12 @@ def test_why_no_temperature_was_fitted(
         (run / remove).unlink(missing_ok=True)
     error = error_of(capsys, export_run, run, tmp_path, "--temperature fitted", options)
     assert words_of_the_error.format(run=run) in error
+
+
+def test_an_export_for_one_size_is_measured_at_no_other(exported, capsys):
+    options = ["exports", str(exported), "--image-size", "9"]
+    message = error_of(capsys, benchmark.main, options)
+    assert f"{exported} takes images with 8 rows. Received: 9" in message
 
 
 def test_an_export_that_takes_no_images_cannot_be_evaluated(tmp_path, monkeypatch, capsys):

@@ -112,8 +112,8 @@ def _writers(
     top: int,
 ) -> Iterator[answers.Write]:
     """Open what the predictions are written to, until the end of the stack."""
+    disk.make_place(output, "--output")
     if output is not None:
-        disk.make(output.parent, "--output")
         with networks_left_out():
             temporary = stack.enter_context(disk.replacing(output))
         # a name that is not UTF-8 has characters that no encoding has
