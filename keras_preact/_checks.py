@@ -1,6 +1,7 @@
 """Checks of arguments, with errors that say what was received and what would work."""
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -79,6 +80,26 @@ def is_int(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a real number of Python or NumPy; a bool is none."""
     return is_int(value) or isinstance(plain(value), float)
+
+
+def finite(value: Any, argument: str) -> None:
+    if not is_number(value) or not math.isfinite(value):
+        raise ValueError(f"`{argument}` must be a finite number. Received: {argument}={value!r}")
+
+
+def not_negative(value: Any, argument: str) -> None:
+    if not is_number(value) or not 0 <= value < math.inf:
+        raise ValueError(
+            f"`{argument}` must be a finite number that is not negative. Received: "
+            f"{argument}={value!r}"
+        )
+
+
+def positive(value: Any, argument: str) -> None:
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ValueError(
+            f"`{argument}` must be a finite number above 0. Received: {argument}={value!r}"
+        )
 
 
 def positive_int(value: Any, argument: str) -> None:

@@ -3,7 +3,6 @@ convolutions; AdamW and Lion that do not decay every weight. Each has a learning
 layer, for fine-tuning and for networks of another depth.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -38,11 +37,7 @@ class _Optimizer(keras.optimizers.Optimizer):
         **kwargs,
     ):
         for name, factor in (rate_factors or {}).items():
-            if not _checks.is_number(factor) or not 0 <= factor < math.inf:
-                raise ValueError(
-                    f"A factor must be a number, 0 or more. Received: rate_factors[{name!r}]="
-                    f"{factor!r}"
-                )
+            _checks.not_negative(factor, f"rate_factors[{name!r}]")
         # Keras refuses numbers of NumPy
         super().__init__(*_checks.plain(args), **_checks.plain(kwargs))
         self.exclude_from_decay = _words(exclude_from_decay)
@@ -274,10 +269,7 @@ class CoupledSGD(_Optimizer, keras.optimizers.SGD):
                 "CoupledSGD takes `coupled_weight_decay`; `weight_decay` is Keras' decay outside "
                 "the momentum."
             )
-        if coupled_weight_decay < 0:
-            raise ValueError(
-                f"`coupled_weight_decay` must not be negative. Received: {coupled_weight_decay}"
-            )
+        _checks.not_negative(coupled_weight_decay, "coupled_weight_decay")
         super().__init__(
             learning_rate,
             momentum=float(momentum),

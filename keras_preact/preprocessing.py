@@ -26,11 +26,11 @@ class Preprocessing:
         resize: Length of the shorter side before the crop. None: this step is left out.
         crop: `"center"` cuts `size` x `size` pixels from the middle. None: the whole
             image is resized to `size` x `size`.
-        interpolation: Method of resizing.
+        interpolation: Method of resizing, a name of `tf.image.ResizeMethod`.
 
     Raises:
-        ValueError: for a std that is not positive, different numbers of means and stds,
-            a `resize` below `size` or without `crop`.
+        ValueError: for a std that is not positive, numbers that are not finite, different
+            numbers of means and stds, a `resize` below `size` or without `crop`.
 
     Example:
 
@@ -60,10 +60,12 @@ class Preprocessing:
                 f"`mean` and `std` must hold one number per channel. Received: mean={self.mean}, "
                 f"std={self.std}"
             )
-        if min(self.std) <= 0:
-            raise ValueError(f"`std` must be positive. Received: std={self.std}")
+        for mean, std in zip(self.mean, self.std, strict=True):
+            _checks.finite(mean, "mean")
+            _checks.positive(std, "std")
         _checks.positive_int(self.size, "size")
         _checks.one_of(self.crop, (None, "center"), "crop")
+        _checks.one_of(self.interpolation, (*_KERNELS, "area", "nearest"), "interpolation")
         if self.resize is None:
             return
         _checks.positive_int(self.resize, "resize")

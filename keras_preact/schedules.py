@@ -37,6 +37,10 @@ def step_schedule(
     Source: appendix of arXiv 1603.05027: 0.01 for 400 iterations, then 0.1, divided by
         10 at 32k and 48k, 64k in all.
     """
+    _checks.positive(learning_rate, "learning_rate")
+    _checks.positive(factor, "factor")
+    _checks.not_negative(warmup_learning_rate, "warmup_learning_rate")
+    _checks.not_negative(warmup_steps, "warmup_steps")
     boundaries = ([warmup_steps] if warmup_steps else []) + list(drops)
     if any(late <= early for early, late in itertools.pairwise(boundaries)):
         raise ValueError(
@@ -91,7 +95,8 @@ def cosine_schedule(
     Source: arXiv 1608.03983 (cosine, restarts), arXiv 1706.02677 (warm-up). The
         paper does not use it.
     """
-    _check_warmup(warmup_steps, steps)
+    _check(learning_rate, steps, warmup_steps, final_learning_rate)
+    _checks.positive(learning_rate, "learning_rate")  # Keras divides by it
     _checks.positive_int(cycles, "cycles")
     if cycles > 1:
         return _Restarts(learning_rate, steps, warmup_steps, final_learning_rate, cycles)
@@ -140,7 +145,8 @@ def linear_schedule(
     Source: arXiv 1708.07120 (one cycle), arXiv 2404.06395 (warm-up, stable, decay). The
         paper does not use it.
     """
-    _check_warmup(warmup_steps, steps)
+    _check(learning_rate, steps, warmup_steps, final_learning_rate)
+    _checks.not_negative(stable_steps, "stable_steps")
     if not 0 <= stable_steps < steps - warmup_steps:
         raise ValueError(
             "Warm-up and stable steps must leave iterations in which the rate falls. Received: "
@@ -200,8 +206,13 @@ class _Linear(_Falling):
         return super().get_config() | {"stable_steps": self.stable_steps}
 
 
-def _check_warmup(warmup_steps: int, steps: int) -> None:
-    if not 0 <= warmup_steps < steps:
+def _check(learning_rate: float, steps: int, warmup_steps: int, final: float) -> None:
+    """Check the arguments that `cosine_schedule` and `linear_schedule` have in common."""
+    _checks.not_negative(learning_rate, "learning_rate")
+    _checks.positive(steps, "steps")
+    _checks.not_negative(warmup_steps, "warmup_steps")
+    _checks.not_negative(final, "final_learning_rate")
+    if not warmup_steps < steps:
         raise ValueError(
             f"The warm-up must be shorter than the training: train longer, or warm up for fewer "
             f"steps. Received: warmup_steps={warmup_steps}, steps={steps}"

@@ -294,6 +294,11 @@ class ConstantScaling(Shortcut):
     shortcut: float = 0.5
     residual: float = 0.5
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.finite(self.shortcut, "shortcut")
+        _checks.finite(self.residual, "residual")
+
     def paths(self, x, residual, transformed):
         return self.shortcut * x, self.residual * residual
 
@@ -331,6 +336,10 @@ class _Gating(_Weighted):
     place = "gate"
     gated = True
     computes_coefficients = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.finite(self.bias, "bias")
 
     def layers(self, site):
         start = keras.initializers.Constant(self.bias)
@@ -454,6 +463,10 @@ class ScaledResidual(Shortcut):
 
     transforms = "residual"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.finite(self.initial, "initial")
+
     def layers(self, site):
         axis = site.axis if self.per_channel else None
         return [chains.Scale(self.initial, axis, name="scale", dtype=site.dtype)]
@@ -512,6 +525,7 @@ class Orthogonal(Shortcut):
     def __post_init__(self) -> None:
         super().__post_init__()
         _checks.one_of(self.over, ("channels", "map"), "over")
+        _checks.positive(self.epsilon, "epsilon")
 
     def layers(self, site):
         if self.over == "map" and site.rank not in (2, 4):

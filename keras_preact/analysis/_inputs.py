@@ -80,10 +80,10 @@ def check_labels(labels, examples: int):
         return None
     labels = as_numpy(labels)
     labels = labels.astype("float32") if labels.dtype.kind == "f" else labels
-    if len(labels) != examples:
+    if not labels.ndim or len(labels) != examples:
+        received = f"{len(labels)} labels" if labels.ndim else f"the single label {labels}"
         raise ValueError(
-            f"There must be a label for each example. Received: {len(labels)} labels for "
-            f"{examples} examples"
+            f"There must be a label for each example. Received: {received} for {examples} examples"
         )
     return labels
 
@@ -162,6 +162,11 @@ def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
     E is half the squared norm of all outputs, averaged over the batch.
     """
     if loss is not None:
+        if not callable(loss):  # a name does not say whether the model returns logits
+            raise ValueError(
+                "`loss` must be a function of labels and output, such as "
+                f"keras.losses.MeanSquaredError(). Received: loss={loss!r}"
+            )
         targets = None if labels is None else ops.convert_to_tensor(labels)
         return lambda outputs: ops.mean(loss(targets, outputs[0] if len(outputs) == 1 else outputs))
     if labels is None:

@@ -293,10 +293,10 @@ def critical_rate(
         update.
     """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    if optimizer is None:
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
             "The direction is the next update of an optimizer: compile the model, or pass an "
-            "`optimizer`. Received: optimizer=None and a model that is not compiled"
+            f"`optimizer` of Keras. Received: optimizer={optimizer!r}"
         )
     variables = model.trainable_variables
     value, scale = _inputs.checked_loss(model, x, labels, loss, training)

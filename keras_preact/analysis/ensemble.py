@@ -123,6 +123,8 @@ def random_lesions(
     >>> [len(dropped) for dropped in random_lesions(9, [1, 4], repeats=2)]
     [1, 1, 4, 4]
     """
+    _checks.positive_int(units, "units")
+    _checks.positive_int(repeats, "repeats")
     rng = np.random.default_rng(seed)
     for count in counts:
         if not 0 <= count <= units:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import shortcuts
+from keras_preact import _checks, shortcuts
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.additions import LayerUnit
 from keras_preact.analysis.observed import Observed, output_of, pulled
@@ -383,6 +383,7 @@ def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
 
     Source: Sec. 3 and 3.1 of arXiv 1603.05027.
     """
+    _checks.not_negative(units, "units")
     instance = shortcuts.get(shortcut)
     for shortcut_class, gain in _GAINS.items():
         if isinstance(instance, shortcut_class):

@@ -113,7 +113,7 @@ class MeanField:
         _checks.one_of(self.normalization, ("none", "batch"), "normalization")
         _checks.positive_int(self.weights, "weights")
         for argument in ("weight_variance", "bias_variance", "branch_factor"):
-            _not_negative(getattr(self, argument), argument)
+            _checks.not_negative(getattr(self, argument), argument)
 
     def q_map(self, q: float) -> float:
         """Return the length of a unit's output if its input has the length q."""
@@ -310,7 +310,7 @@ class MeanField:
 
     def _branch_lengths(self, q: float) -> list[float]:
         """Return the lengths before each weight's activation and after the last one."""
-        _not_negative(q, "q")
+        _checks.not_negative(q, "q")
         phi = ACTIVATIONS[self.activation][0]
         if self.normalization == "batch":
             variance = _mean_square(phi, 1.0) - _mean(phi, 1.0) ** 2
@@ -414,11 +414,3 @@ def _clipped(c: float) -> float:
 def _root(function: Callable, a: float, b: float) -> float:
     """Return a root of a function that has different signs at a and b."""
     return _optional.load("scipy.optimize").brentq(function, a, b, xtol=1e-300, rtol=1e-15)
-
-
-def _not_negative(value: float, argument: str) -> None:
-    if not _checks.is_number(value) or not 0 <= value < math.inf:
-        raise ValueError(
-            f"`{argument}` must be a finite number that is not negative. Received: "
-            f"{argument}={value!r}"
-        )

@@ -506,8 +506,10 @@ def _preprocessing(mean, std, axis: int, channels: int, dtype: str) -> list[kera
                 f"`{argument}` must be one number or {channels}, one per channel. Received: "
                 f"{argument}={value}"
             )
-    if not (std > 0).all():
-        raise ValueError(f"`std` must be positive. Received: std={std}")
+    if not np.isfinite(mean).all():
+        raise ValueError(f"`mean` must be finite. Received: mean={mean}")
+    if not ((std > 0) & (std < np.inf)).all():
+        raise ValueError(f"`std` must be positive and finite. Received: std={std}")
     mean, variance = (np.broadcast_to(value, (channels,)).tolist() for value in (mean, std**2))
     return [
         keras.layers.Normalization(

@@ -175,9 +175,10 @@ def wide_resnet(
     """
     shape = image_shape(input_shape, 32, options.get("data_format"))
     units = _units_per_stage(depth, ("basic",), extra=4)["basic"]
+    stages = _stages(width_factor, units)
     options.setdefault("name", f"wide_resnet{depth}_{width_factor:g}")
     return ResidualNetwork(
-        _stages(width_factor, units),
+        stages,
         classes=classes,
         input_shape=shape,
         **fixed("wide_resnet", options, stem="3x3", stem_filters=WIDTHS[0], block="basic"),

@@ -302,6 +302,7 @@ def fixed(builder: str, options: Mapping[str, Any], **own: Any) -> dict[str, Any
 
 def widen(width: int, factor: float) -> int:
     """Return the width of a stage times `width_factor`."""
+    _checks.finite(factor, "width_factor")
     widened = int(width * factor)
     if widened < 1:
         raise ValueError(

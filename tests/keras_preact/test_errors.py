@@ -1,5 +1,8 @@
 """Wrong arguments raise a ValueError that says what was received and what would work."""
 
+import functools
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -141,6 +144,41 @@ WRONG = [
     (lambda: kp.set_dropout(dense_resnet(4, dropout=0.1), 0.0), "`dropout_varies=True`", "dense"),
     (lambda: kp.DropoutSchedule(0.1), "linear_schedule(0.1, steps=1000)", "schedule=0.1"),
     (lambda: resnet_cifar(8, mean=[1, 2]), "`mean`", "3"),
+    # numbers that are none, in all that keep them for later
+    *(
+        (functools.partial(call, **{name: value}), f"`{name}`", "must be", repr(value))
+        for call, name in (
+            (functools.partial(resnet_cifar, 8), "width_factor"),
+            (functools.partial(wide_resnet, 10), "width_factor"),
+            (kp.shortcuts.ConstantScaling, "shortcut"),
+            (kp.shortcuts.ConstantScaling, "residual"),
+            (kp.shortcuts.ExclusiveGating, "bias"),
+            (kp.shortcuts.ShortcutOnlyGating, "bias"),
+            (kp.shortcuts.ScaledResidual, "initial"),
+            (kp.shortcuts.Orthogonal, "epsilon"),
+            (kp.optimizers.CoupledSGD, "coupled_weight_decay"),
+            (kp.schedules.step_schedule, "learning_rate"),
+            (kp.schedules.step_schedule, "factor"),
+            (kp.schedules.step_schedule, "warmup_learning_rate"),
+            (kp.schedules.step_schedule, "warmup_steps"),
+            (functools.partial(kp.schedules.linear_schedule, steps=9), "learning_rate"),
+            (functools.partial(kp.schedules.linear_schedule, 0.1), "steps"),
+            (functools.partial(kp.schedules.linear_schedule, 0.1, 9), "stable_steps"),
+            (functools.partial(kp.schedules.cosine_schedule, 0.1, 9), "warmup_steps"),
+            (functools.partial(kp.schedules.cosine_schedule, 0.1, 9), "final_learning_rate"),
+            (functools.partial(kp.analysis.expected_gain, "identity"), "units"),
+        )
+        for value in (math.nan, math.inf, "x", [])
+    ),
+    (lambda: resnet_cifar(8, mean=math.nan), "`mean` must be finite", "nan"),
+    (lambda: resnet_cifar(8, std=math.inf), "`std` must be positive and finite", "inf"),
+    (lambda: kp.preprocessing.Preprocessing(math.nan, 1, 8), "`mean`", "nan"),
+    (lambda: kp.preprocessing.Preprocessing(0, math.nan, 8), "`std`", "nan"),
+    (lambda: kp.preprocessing.Preprocessing(0, 1, 8, interpolation="cubic"), "'bicubic'"),
+    (lambda: kp.schedules.cosine_schedule(0, 9), "`learning_rate`", "above 0", "0"),
+    (lambda: kp.optimizers.CoupledSGD(rate_factors={"a": math.nan}), "`rate_factors['a']`", "nan"),
+    (lambda: [*kp.analysis.random_lesions(4, [1], repeats=-1)], "`repeats`", "-1"),
+    (lambda: kp.analysis.expected_gain("identity", -1), "`units`", "-1"),
     # inputs
     (lambda: resnet_cifar(8, input_shape=(3, 32, 3)), "at least 4"),
     (lambda: resnet_imagenet(18, input_shape=(31, 64, 3)), "at least 32"),

@@ -46,7 +46,7 @@ def test_normalize_works_on_the_last_axis():
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"std": (1, 0)}, "`std` must be positive"),
+        ({"std": (1, 0)}, "`std` must be a finite number above 0"),
         ({"std": (1,)}, "one number per channel"),
         ({"size": 0}, "`size`"),
         ({"crop": "top"}, "`crop` must be one of None, 'center'"),
