@@ -147,7 +147,7 @@ def linear_schedule(
     """
     _check(learning_rate, steps, warmup_steps, final_learning_rate)
     _checks.not_negative(stable_steps, "stable_steps")
-    if not 0 <= stable_steps < steps - warmup_steps:
+    if stable_steps >= steps - warmup_steps:
         raise ValueError(
             "Warm-up and stable steps must leave iterations in which the rate falls. Received: "
             f"warmup_steps={warmup_steps}, stable_steps={stable_steps}, steps={steps}"
@@ -212,7 +212,7 @@ def _check(learning_rate: float, steps: int, warmup_steps: int, final: float) ->
     _checks.positive(steps, "steps")
     _checks.not_negative(warmup_steps, "warmup_steps")
     _checks.not_negative(final, "final_learning_rate")
-    if not warmup_steps < steps:
+    if warmup_steps >= steps:
         raise ValueError(
             f"The warm-up must be shorter than the training: train longer, or warm up for fewer "
             f"steps. Received: warmup_steps={warmup_steps}, steps={steps}"
