@@ -16,7 +16,7 @@ from .claims.check import claims
 from .depth import depth
 from .rates import rates
 from .results import RESULTS
-from .run import Options, check_no_output
+from .run import Options
 
 if TYPE_CHECKING:
     from .trials import Trial
@@ -117,7 +117,6 @@ def train(options: Options, tables: Sequence[str]) -> None:
         parallel=options.parallel,
     )
     if options.smoke:
-        check_no_output(options.output)
         smoke = options.work / "smoke"
         options = dataclasses.replace(options, output=smoke / "results", work=smoke / "runs")
     trials = chosen(tables, options.rows)

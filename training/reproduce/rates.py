@@ -20,7 +20,6 @@ from ..errors import UserError, check_positive, command, reading
 from ..ranks import spread
 from .depth import in_order
 from .results import RESULTS, WORK
-from .run import check_no_output
 
 FORMAT = 1
 #: Each is 6n+2, for three stages of n basic units.
@@ -94,7 +93,6 @@ def rates(
         check_positive(rates=rate)
     layers = in_order(layers, 6)
     if smoke:
-        check_no_output(output)
         layers, networks, rates = layers[:2], networks[:1], rates[:2]
         work = work / "smoke"
         output = work / "results"

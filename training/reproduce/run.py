@@ -17,7 +17,7 @@ import numpy as np
 from .. import backends, cli, disk
 from ..config import from_json
 from ..directory import runs
-from ..errors import UserError, command
+from ..errors import command
 from ..run import compile_cache
 from . import results
 from .results import RESULTS, WORK
@@ -54,14 +54,6 @@ class Options:
     """Folder of the run directories."""
     smoke: bool = False
     """Train eight steps of every row, on random images instead of CIFAR, to check the setup."""
-
-
-def check_no_output(output: Path) -> None:
-    """Raise a UserError for another folder of results than the usual one: --smoke writes to
-    none.
-    """
-    if output != RESULTS:
-        raise UserError(f"--smoke writes into --work alone: remove --output. Received: {output}")
 
 
 def train(name: str, seed: int, options: Options, table: str | None = None) -> None:

@@ -67,7 +67,7 @@ def test_options(ray_serve, monkeypatch):
         ({"directory": "m", "port": 1}, "Unknown option"),
         ({"directory": "m", "replica": 2}, "Unknown option. Did you mean 'replicas'"),
         ({"directory": "m", "replicas": 3, "max_replicas": 2}, "max_replicas"),
-        ({"directory": "m", "max_replicas": 0}, "`max_replicas`: .*greater than 0"),
+        ({"directory": "m", "max_replicas": 0}, "`max_replicas` must be greater than 0"),
     ],
 )
 def test_bad_options(ray_serve, options, message):

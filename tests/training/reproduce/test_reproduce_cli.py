@@ -168,8 +168,6 @@ def test_a_real_run(table, trial, tmp_path):
         ("digits --steps-per-execution -1", "--steps-per-execution must be positive. Received: -1"),
         ("digits --parallel 0", "--parallel must be positive. Received: 0"),
         ("digits --data-dir images", "--data-dir is for rows on other data than digits"),
-        ("digits --smoke --output mine", "--smoke writes into --work alone: remove --output"),
-        ("rates --smoke --output mine", "--smoke writes into --work alone: remove --output"),
         ("depth --limit nan", "--limit must be positive, at most"),
         ("depth --seed -1", "--seed must be from 0 to 4294967295"),
         ("table9", "'table9'"),
