@@ -95,8 +95,8 @@ def cosine_schedule(
     Source: arXiv 1608.03983 (cosine, restarts), arXiv 1706.02677 (warm-up). The
         paper does not use it.
     """
-    _check(learning_rate, steps, warmup_steps, final_learning_rate)
     _checks.positive(learning_rate, "learning_rate")  # Keras divides by it
+    _check(steps, warmup_steps, final_learning_rate)
     _checks.positive_int(cycles, "cycles")
     if cycles > 1:
         return _Restarts(learning_rate, steps, warmup_steps, final_learning_rate, cycles)
@@ -145,7 +145,8 @@ def linear_schedule(
     Source: arXiv 1708.07120 (one cycle), arXiv 2404.06395 (warm-up, stable, decay). The
         paper does not use it.
     """
-    _check(learning_rate, steps, warmup_steps, final_learning_rate)
+    _checks.not_negative(learning_rate, "learning_rate")
+    _check(steps, warmup_steps, final_learning_rate)
     _checks.not_negative(stable_steps, "stable_steps")
     if stable_steps >= steps - warmup_steps:
         raise ValueError(
@@ -206,9 +207,8 @@ class _Linear(_Falling):
         return super().get_config() | {"stable_steps": self.stable_steps}
 
 
-def _check(learning_rate: float, steps: int, warmup_steps: int, final: float) -> None:
+def _check(steps: int, warmup_steps: int, final: float) -> None:
     """Check the arguments that `cosine_schedule` and `linear_schedule` have in common."""
-    _checks.not_negative(learning_rate, "learning_rate")
     _checks.positive(steps, "steps")
     _checks.not_negative(warmup_steps, "warmup_steps")
     _checks.not_negative(final, "final_learning_rate")

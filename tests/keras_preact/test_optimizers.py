@@ -200,7 +200,7 @@ def test_bad_arguments():
     for options, word in (
         ({"use_ema": True, "ema_overwrite_frequency": 5} | accumulated, "Received: 5 and 2"),
         ({"weight_decay": 1e-4}, "coupled_weight_decay"),
-        ({"coupled_weight_decay": -1}, "not negative"),
+        ({"coupled_weight_decay": -1}, "not negative. Received: coupled_weight_decay=-1"),
         *(({"rate_factors": {"stem": bad}}, "['stem']") for bad in (-1, math.inf, "1", None)),
     ):
         assert word in harness.error_of(lambda options=options: build(**options))

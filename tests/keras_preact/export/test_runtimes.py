@@ -183,7 +183,10 @@ def test_a_file_system_without_hard_links(small, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ({"path": "m.tflite"}, "must end in .onnx"),
-        ({"preprocessing": {"mean": [0], "std": [0], "size": 8}}, "above 0"),
+        (
+            {"preprocessing": {"mean": [0], "std": [0], "size": 8}},
+            "must be a finite number above 0",
+        ),
         ({"classes": ["a"]}, "each of the model's 2 outputs"),
         ({"dtype": "mixed_bfloat16"}, "layers that compute in bfloat16"),
     ],
