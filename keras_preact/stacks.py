@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks, descriptions, initializers
-from keras_preact._frozen import HoldsLayers, check_frozen_together, freeze_inside, frozen_inside
+from keras_preact._inside import HoldsLayers, check_frozen_together, freeze_inside, frozen_inside
 from keras_preact._objects import arguments_of, in_config
 from keras_preact._paths import below
 from keras_preact.backend import devices, keras_private, loops

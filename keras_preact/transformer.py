@@ -3,7 +3,7 @@
 import keras
 
 from keras_preact import _checks, blocks, initializers, shortcuts
-from keras_preact._frozen import HoldsLayers
+from keras_preact._inside import HoldsLayers
 from keras_preact._objects import in_config
 from keras_preact.arrangements import Arrangement
 from keras_preact.layers import chains

@@ -16,7 +16,7 @@ from keras_preact import (
     shortcuts,
 )
 from keras_preact import downsampling as downsamplings
-from keras_preact._frozen import HoldsLayers
+from keras_preact._inside import HoldsLayers
 from keras_preact._objects import in_config
 from keras_preact.backend import keras_private
 from keras_preact.layers import chains, spatial, streams

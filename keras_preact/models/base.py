@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_preact import _checks, compiled, initializers
-from keras_preact._frozen import freeze_inside, frozen_inside
+from keras_preact._inside import check_not_quantized, freeze_inside, frozen_inside
 from keras_preact.backend import devices, state
 from keras_preact.layers import chains
 from keras_preact.models import first_batch, overview, segments
@@ -439,11 +439,12 @@ class UnitNetwork(keras.Model):
         """
         raise ValueError(
             f"{self.name!r} cannot be quantized: its saved file would not load, and Keras "
-            "quantizes only dense layers. Quantize keras.Model(model.input, model.output), or "
-            f"export the network in bfloat16. Received: mode={mode!r}"
+            "quantizes only dense layers. Export the network in bfloat16 or int8. Received: "
+            f"mode={mode!r}"
         )
 
     def get_config(self):
+        check_not_quantized(self)
         frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
         for layer in self.layers:
             frozen_layers += [f"{layer.name}/{path}" for path in frozen_inside(layer)]

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks, _lora
-from keras_preact._frozen import check_frozen_together, freeze_inside, frozen_inside
+from keras_preact._inside import check_frozen_together, freeze_inside, frozen_inside
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.models.named_weights import variables_of

@@ -2,7 +2,9 @@
 finds the same units and weights, and measures the same.
 """
 
+import copy
 import functools
+import tempfile
 
 import keras
 import numpy as np
@@ -67,9 +69,9 @@ def trained(model, optimizer, *callbacks, **options) -> dict[str, np.ndarray]:
 
 def copied(model) -> keras.Model:
     """A copy from the model's configuration."""
-    copy = keras.Model.from_config(model.get_config())
-    copy.set_weights(model.get_weights())
-    return copy
+    other = keras.Model.from_config(model.get_config())
+    other.set_weights(model.get_weights())
+    return other
 
 
 # --- Features: each returns its numbers by name
@@ -130,29 +132,132 @@ def multiply_adds(model):
     return {"products": multiply_adds(model, keras.KerasTensor((1, *X.shape[1:]), "float32"))}
 
 
+# --- Features of Keras
+
+
+def deep_copy(model):
+    return trained(copy.deepcopy(model), "sgd")
+
+
+def weighted_images(model):
+    model = harness.compiled(copied(model), "sgd")
+    weights = np.linspace(0, 1, len(X))
+    model.fit(X, LABELS, batch_size=4, shuffle=False, verbose=0, sample_weight=weights)
+    return rows(model)
+
+
+def averaged_weights(model):
+    """The average replaces the weights after each epoch."""
+    optimizer = keras.optimizers.Adam(
+        0.01, use_ema=True, ema_momentum=0.5, clipnorm=1.0, gradient_accumulation_steps=2
+    )
+    averages = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    return trained(model, optimizer, averages, **UNTRACED)
+
+
+def histograms(model):
+    with tempfile.TemporaryDirectory() as folder:
+        return trained(model, "sgd", keras.callbacks.TensorBoard(folder, histogram_freq=1))
+
+
+def a_network_called_twice(model):
+    model = copied(model)
+    inputs = [keras.Input(X.shape[1:]) for _ in range(2)]
+    pair = keras.Model(inputs, keras.layers.subtract([model(x) for x in inputs]))
+    pair.compile("sgd", "mse", **UNTRACED)
+    pair.fit([X, X[::-1].copy()], np.ones((len(X), 3)), shuffle=False, verbose=0)
+    return rows(model)
+
+
+def at_each_time(model):
+    inputs = keras.Input((2, *X.shape[1:]))
+    distributed = keras.Model(inputs, keras.layers.TimeDistributed(model)(inputs))
+    return {"output": harness.numpy(distributed(X.reshape(-1, 2, *X.shape[1:])))}
+
+
+def weights_in_parts(model):
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_weights(f"{folder}/parts.weights.json", max_shard_size=5e-6)
+        loaded = keras.Model.from_config(model.get_config())
+        loaded.load_weights(f"{folder}/parts.weights.json")
+    return rows(loaded)
+
+
+def pure_function(model):
+    """The output and the new statistics."""
+    trainable = [variable.value for variable in model.trainable_variables]
+    others = [variable.value for variable in model.non_trainable_variables]
+    output, others = model.stateless_call(trainable, others, X, training=True)
+    model = copied(model)
+    for variable, value in zip(model.non_trainable_variables, others, strict=True):
+        variable.assign(value)
+    return {"output": harness.numpy(output)} | rows(model)
+
+
+def saved_by_keras(model):
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.export(folder, verbose=False)
+        loaded = tf.saved_model.load(folder)
+    return {f"{count} images": loaded.serve(X[:count]).numpy() for count in (1, len(X))}
+
+
+def image_by_image(model):
+    """Vectorised over images."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return {"output": harness.numpy(jax.vmap(lambda x: model(x[None])[0])(X))}
+    import tensorflow as tf
+
+    return {"output": tf.vectorized_map(lambda x: model(x[None])[0], tf.constant(X)).numpy()}
+
+
 FEATURES = {
     feature.__name__: feature
     for feature in (
         *features.OF_ANY_MODEL,
-        *(
-            training,
-            muon,
-            training_health,
-            statistics_of_replicas,
-            frozen_norms,
-            folded,
-            multiply_adds,
-        ),
+        training,
+        muon,
+        training_health,
+        statistics_of_replicas,
+        frozen_norms,
+        folded,
+        multiply_adds,
     )
 }
+OF_KERAS = {
+    feature.__name__: feature
+    for feature in (
+        deep_copy,
+        weighted_images,
+        averaged_weights,
+        histograms,
+        a_network_called_twice,
+        at_each_time,
+        weights_in_parts,
+        pure_function,
+        saved_by_keras,
+        image_by_image,
+    )
+}
+# Keras 3.15 warns about JAX here, and fails on PyTorch, also without a stack.
+if keras.backend.backend() != "tensorflow":
+    del OF_KERAS["saved_by_keras"]
+if keras.backend.backend() == "torch":
+    del OF_KERAS["image_by_image"]
 
 
 @functools.cache
 def expected(feature: str) -> dict[str, np.ndarray]:
-    return FEATURES[feature](network("separate"))
+    return (FEATURES | OF_KERAS)[feature](network("separate"))
 
 
 @pytest.mark.parametrize("kind", STACKS)
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature", [*FEATURES, *(pytest.param(name, marks=pytest.mark.soak) for name in OF_KERAS)]
+)
 def test_feature(feature, kind):
-    features.check(feature, FEATURES[feature](network(kind)), expected(feature), "float32")
+    got = (FEATURES | OF_KERAS)[feature](network(kind))
+    features.check(feature, got, expected(feature), "float32")

@@ -99,6 +99,28 @@ def test_a_network_is_not_quantized():
     assert "cannot be quantized" in harness.error_of(lambda: model.quantize("int8"))
 
 
+#: Layers with dense layers inside, which Keras quantizes with the model around them.
+WITH_DENSE_LAYERS = {
+    "unit": lambda: kp.ResidualUnit(8, block="dense"),
+    "transformer_unit": lambda: kp.TransformerUnit(8, num_heads=2),
+    "unit_stack": lambda: kp.UnitStack(kp.ResidualUnit(8, block="dense"), 2),
+    "layer_stack": lambda: kp.LayerStack(keras.layers.Dense(8), 2),
+    "network": lambda: kp.models.transformer(2, width=8, input_shape=(4, 8), patch_size=None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+@pytest.mark.parametrize("make", WITH_DENSE_LAYERS.values(), ids=WITH_DENSE_LAYERS)
+def test_a_layer_with_quantized_layers_inside_is_not_saved(make, tmp_path):
+    """Its file would not load."""
+    layer, inputs = make(), keras.Input((4, 8))
+    model = keras.Model(inputs, layer(inputs))
+    model.quantize("int8")
+    message = harness.error_of(lambda: model.save(tmp_path / "model.keras"))
+    assert "cannot be saved or copied" in message
+    assert message == harness.error_of(lambda: keras.models.clone_model(model))
+
+
 def test_a_folder_as_keras_uploads_it_to_hugging_face(tmp_path):
     """`model.save("hf://USER/MODEL")` uploads such a folder, and `load_model` downloads it."""
     model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1))

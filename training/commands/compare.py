@@ -36,7 +36,8 @@ def compare(
     the smallest and the largest, and a rank test against the first row.
 
     Args:
-        directories: Run directories, and folders of runs with several seeds (`--seeds`).
+        directories: Run directories, and folders of several runs, of `train --seeds` and
+            `sweep`.
         by: Group the runs by this option alone, such as model.arrangement.
         output: Folder for comparison.csv (a row per run), groups.csv (a row per group) and
             comparison.png, the learning curves. If not given: print only.
@@ -88,10 +89,10 @@ def _write(
     written = [output / name for name, table in tables.items() if table]
     for path in written:
         histories.write(path, tables[path.name])
-    written.append(output / "comparison.png")
-    with disk.replacing(written[-1]) as path:
-        histories_of = {run.name: run.history for run in compared}
-        curves.draw(histories_of, path, "", _split(compared))
+    if histories_of := {run.name: run.history for run in compared if run.history}:
+        written.append(output / "comparison.png")
+        with disk.replacing(written[-1]) as path:
+            curves.draw(histories_of, path, "", _split(compared))
     return written
 
 

@@ -25,11 +25,14 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Name of the folder that `train --seeds` made for the runs, or their own names."""
+        """Name of the folder that `train --seeds` or `sweep` made for the runs, or their own
+        names.
+        """
         [folder, *others] = {run.path.resolve().parent for run in self.runs}
         are_seeds = all(re.fullmatch(r"seed-\d+", run.path.resolve().name) for run in self.runs)
         if len(self.runs) > 1 and are_seeds and not others:
-            return folder.name
+            of_sweep = folder.parent.name.startswith("depth-")
+            return f"{folder.parent.name}/{folder.name}" if of_sweep else folder.name
         return some([run.name for run in self.runs], most=2)
 
     @property

@@ -33,10 +33,11 @@ def train_seeds(config: Config, recipe: str, count: int, words: Sequence[str]) -
     again = several.resuming(config, folder, "train", *words)
     failed = several.train_all(configs, recipe, folder, again)
     begun = list(map(several.directory, configs))
-    failed += [f"{run.name} (diverged)" for run in begun if runs.diverged_at(run) is not None]
+    diverged = [run for run in begun if runs.diverged_at(run) is not None]
+    failed += [f"{run.name} (diverged)" for run in diverged]
     print()
-    if measured := tuple(run for run in begun if (run / "history.csv").is_file()):
-        compare(measured)
+    if shown := tuple(run for run in begun if run in diverged or (run / "history.csv").is_file()):
+        compare(shown)
     if failed:
         raise UserError(
             f"{len(failed)} of {count} runs failed: {', '.join(failed)}. The messages of those "

@@ -23,7 +23,7 @@ class Compared:
         name: Unique name.
         config: Configuration of the run.
         described: Content of its config.json.
-        history: Columns of its history.csv.
+        history: Columns of its history.csv; none before the end of its first epoch.
         test_error: Error in percent on its own test set; None if it was not measured.
         finished: Whether the run is finished.
     """
@@ -63,7 +63,7 @@ WHAT: Mapping[str, Callable[[Compared], Any]] = {
     "recipe": lambda run: run.described.get("recipe"),
 }
 RESULTS: Mapping[str, Callable[[Compared], Any]] = {
-    "epochs": lambda run: len(run.history["loss"]),
+    "epochs": lambda run: len(run.history.get("loss", ())),
     "iterations": lambda run: (last := run.figure("iteration", _last)) and int(last),
     "finished": lambda run: run.finished,
     "best_validation_error": lambda run: run.validation_error(min),
@@ -90,31 +90,32 @@ def read_runs(directories: Sequence[Path]) -> list[Compared]:
     """Return the runs in these directories, each once.
 
     Raises:
-        UserError: for a directory without a run, a run without a finished epoch, and a
-            damaged file.
+        UserError: for a directory without a run, a damaged file, and a run that is named,
+            has not diverged and has not finished an epoch.
     """
-    paths = list({path.resolve(): path for path in _of_seeds(directories)}.values())
+    paths = list({path.resolve(): path for path in _of_folders(directories)}.values())
     names = [path.resolve().name for path in paths]
-    return [
+    found = [
         _read(path, name if names.count(name) == 1 else str(path))
         for path, name in zip(paths, names, strict=True)
     ]
+    for run in found:
+        if run.path in directories and not run.history and runs.diverged_at(run.path) is None:
+            raise UserError(f"{run.path} has no history yet: its first epoch has not ended.")
+    return found
 
 
-def _of_seeds(directories: Sequence[Path]) -> Iterator[Path]:
-    """Yield the directories, and the runs in those that `train --seeds` made."""
+def _of_folders(directories: Sequence[Path]) -> Iterator[Path]:
+    """Yield the run directories, and the runs in folders of several."""
     for path in directories:
-        seeds = [] if (path / "config.json").is_file() else path.glob("seed-*/history.csv")
-        found = sorted((each.parent for each in seeds), key=lambda run: (len(run.name), run.name))
-        yield from found or [path]
+        several = [] if (path / "config.json").is_file() else runs.several(path)
+        yield from [run for run in several if (run / "config.json").is_file()] or [path]
 
 
 def _read(path: Path, name: str) -> Compared:
     described = runs.read_config(path)
     config = runs.config_of(path / "config.json", described)
     history = histories.read(path / "history.csv")
-    if not history:
-        raise UserError(f"{path} has no history yet: its first epoch has not ended.")
     test_error = _test_error(path, described)
     finished = (path / "model.keras").is_file()
     return Compared(path, name, config, described, history, test_error, finished)
@@ -160,4 +161,6 @@ def cell(name: str, value: Any) -> str:
     """Return a value of a column as it is printed."""
     if value is None:
         return "-"
+    if isinstance(value, tuple):  # of an option with several values
+        return " ".join(map(str, value)) or "none"
     return SHOWN[name][1](value) if name in SHOWN else str(value)

@@ -212,10 +212,23 @@ def read_description(path: Path) -> dict:
 
 def several(folder: Path) -> list[Path]:
     """Return the directories of the runs that one command has begun in a folder: with
-    several seeds, rates or depths.
+    several seeds, rates or depths, in the order of these numbers.
     """
     found = (path for pattern in SEVERAL for path in folder.glob(pattern))
-    return sorted(path for path in found if path.is_dir())  # not the files of --parallel
+    runs = [path for path in found if path.is_dir()]  # not the files of --parallel
+
+    def numbers(path: Path) -> list[tuple[float, str]]:
+        return [(_number(part), part) for part in path.relative_to(folder).parts]
+
+    return sorted(runs, key=numbers)
+
+
+def _number(part: str) -> float:
+    """Return the number in a name such as `rate-0.1`; of another name, infinity."""
+    try:
+        return float(part.partition("-")[2])
+    except ValueError:
+        return math.inf
 
 
 def diverged_at(run: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -180,6 +181,35 @@ class TestGroups:
         assert "seed" not in rows[0]
         assert f"Against the first: {LAST}, by the rank test of Mann and Whitney" in notes
         assert "4 against 4 runs cannot reach less than p = 0.029." in notes
+
+    def test_runs_of_a_sweep(self, capsys):
+        """Those without a finished epoch count: they may have diverged."""
+        for depth, rate in itertools.product((8, 14), (0.1, 0.2)):
+            own = changed("optimizer", learning_rate=rate)
+            own = dataclasses.replace(
+                own, model=changed("model", options=(f"depth={depth}",)).model
+            )
+            write_seeds(f"sweep/depth-{depth}/rate-{rate}", [100 * rate] * 11, own)
+        bad = Path("sweep/depth-8/rate-0.2/seed-10")
+        (bad / "diverged.json").write_text('{"iteration": 3}')
+        for run in (bad, bad.with_name("seed-2")):
+            (run / "history.csv").unlink()
+            (run / "model.keras").unlink()
+        rows = table(capsys, "sweep", "--output", "out")
+        keys = ("run", "model.options", "optimizer.learning-rate", "finished", LAST)
+        assert [[row[key] for key in keys] for row in rows] == [
+            ["depth-8/rate-0.1", "depth=8", "0.1", "11 of 11", "10.00"],
+            ["depth-8/rate-0.2", "depth=8", "0.2", "9 of 11", "20.00"],
+            ["depth-14/rate-0.1", "depth=14", "0.1", "11 of 11", "10.00"],
+            ["depth-14/rate-0.2", "depth=14", "0.2", "11 of 11", "20.00"],
+        ]
+        [last] = table(capsys, f"{bad}")
+        assert (last["epochs"], last["finished"], last[LAST]) == ("0", "no", "-")
+        compared = [row["run"] for row in csv_rows("out/comparison.csv")]
+        assert compared[:2] == [f"sweep/depth-8/rate-0.1/seed-{seed}" for seed in (0, 1)]
+        assert compared[10] == "sweep/depth-8/rate-0.1/seed-10"
+        message = error_of(capsys, cli.main, "compare", compare, [f"{bad.with_name('seed-2')}"])
+        assert "has no history yet" in message
 
     def test_some_runs_are_not_evaluated(self, capsys):
         write_seeds("runs/plain", [8.0, 9.0, 10.0], test=5.0)

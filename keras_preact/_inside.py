@@ -1,5 +1,5 @@
-"""Frozen layers inside a layer. The configuration of a layer that makes its inner layers
-itself does not hold them.
+"""State of the layers inside a layer that makes them itself: frozen or not, quantized or
+not. The inner layers' own configurations, which hold it, are not written.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from keras_preact.backend import keras_private
 
 class HoldsLayers(keras.Layer):
     """Base class of layers that make layers. Their configuration holds the paths of the
-    frozen layers inside, as `frozen_layers`.
+    frozen layers inside, as `frozen_layers`. With quantized layers inside there is none.
     """
 
     _frozen_layers: Collection[str] = ()
@@ -27,6 +27,7 @@ class HoldsLayers(keras.Layer):
         return frozen_inside(self) if self.built else list(self._frozen_layers)
 
     def get_config(self) -> dict[str, Any]:
+        check_not_quantized(self)
         return super().get_config() | {"frozen_layers": self.frozen_paths()}
 
     @classmethod
@@ -63,6 +64,19 @@ def freeze_inside(layer: keras.Layer, paths: Collection[str]) -> None:
         )
     for path in paths:
         inside[path].trainable = False
+
+
+def check_not_quantized(layer: keras.Layer) -> None:
+    """Raise a ValueError if a layer inside is quantized: the copy or the file of `layer`
+    would lack the variables of the quantized weights.
+    """
+    inside = keras_private.sublayers(layer)
+    if quantized := sorted({inner.name for inner in inside if inner.quantization_mode}):
+        raise ValueError(
+            f"{layer.name!r} cannot be saved or copied, because its configuration does not hold "
+            "that layers inside it are quantized. Save it first and quantize what you load, or "
+            f"export it in bfloat16 or int8. Received: quantized {', '.join(quantized)}"
+        )
 
 
 def _inside(layer: keras.Layer) -> dict[str, keras.Layer]:
