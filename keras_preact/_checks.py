@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -105,6 +106,12 @@ def positive(value: Any, argument: str) -> None:
 def positive_int(value: Any, argument: str) -> None:
     if not is_int(value) or value < 1:
         raise ValueError(f"`{argument}` must be a positive integer. Received: {argument}={value!r}")
+
+
+def path(value: Any, argument: str) -> None:
+    """Raise a ValueError unless `value` is a path. An empty one would be the current folder."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ValueError(f"`{argument}` must be a path. Received: {argument}={value!r}")
 
 
 def order_of_axes(shape: Sequence[int | None], data_format: str) -> None:

@@ -138,6 +138,7 @@ def save(
     >>> outputs["classes"][0, 0].numpy()  # doctest: +SKIP
     b'5'
     """
+    _checks.path(directory, "directory")
     directory = Path(directory)
     _checks.one_of(precision, PRECISIONS, "precision")
     _checks.positive_int(top_k, "top_k")

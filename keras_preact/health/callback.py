@@ -116,6 +116,9 @@ class TrainingHealth(keras.callbacks.Callback):
                 "`stop_on_divergence` must be True, False or a positive gradient norm. "
                 f"Received: stop_on_divergence={stop_on_divergence!r}"
             )
+        for argument, value in {"csv": csv, "tensorboard": tensorboard}.items():
+            if value is not None:
+                _checks.path(value, argument)
         self.interval = interval
         self.sample = sample
         self.ranges = replaced(ranges)

@@ -891,6 +891,8 @@ def fit_with(*callbacks):
         (lambda path: watch(stop_on_divergence=-1.0), "stop_on_divergence=-1.0"),
         (lambda path: watch(ranges={"gradient_nrm": None}), "Did you mean 'gradient_norm'"),
         (lambda path: watch(ranges={"gradient_norm": (0, 1)}), "ranges['gradient_norm']=(0, 1)"),
+        (lambda path: watch(csv=""), "`csv` must be a path. Received: csv=''"),
+        (lambda path: watch(tensorboard=True), "`tensorboard` must be a path"),
         (lambda path: Range("figure", 1.0, 0.5), "low=1.0, high=0.5"),
         (lambda path: Range("figure", 0.0, 1.0, margin=0.5), "margin=0.5"),
         (lambda path: fit_with(watch(csv=path / "no/health.csv")), "in an existing folder"),

@@ -705,6 +705,7 @@ def test_the_card_is_that_of_the_highest_version(tmp_path, monkeypatch, first, s
             {"precision": "bfloat16", "validation_data": (np.zeros((3, 6)), np.zeros(3))},
             "networks of this package",
         ),
+        ({"directory": ""}, "`directory` must be a path. Received: directory=''"),
         ({"directory": "file"}, "a file"),
         ({"directory": "models/a:b"}, "needs another name. A colon ends .* Received: 'a:b'"),
         ({"directory": "stats"}, "the statistics of all models, Triton's. Received: 'stats'"),
