@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,8 +24,42 @@ from keras_preact.layers.spatial import PaddedConv2D
 from keras_preact.units import ResidualUnit, Trace
 
 EXECUTIONS = ("auto", "scan", "loop")
+#: Options of a stack, with their defaults.
+OPTIONS: Mapping[str, Any] = {"execution": "auto", "remat": False, "unroll": 1}
 #: Number of tensors that one operation stacks.
 GROUP = 100
+
+
+def check_options(execution: Any, remat: Any, unroll: Any) -> None:
+    """Raise a ValueError unless the options of a stack are known and fit the backend."""
+    _checks.positive_int(unroll, "unroll")
+    _checks.one_of(execution, EXECUTIONS, "execution")
+    if remat is not False and remat is not True:
+        _checks.positive_int(remat, "remat")
+    backend = keras.backend.backend()
+    if execution == "scan" and backend not in loops.SCAN_BACKENDS:
+        raise ValueError(
+            f"There is no scan on {backend}: use execution='loop' or 'auto'. Received: "
+            f"execution={execution!r}"
+        )
+
+
+def check_effect(stacked: bool | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which of the options of a network ask for stacks.
+
+    Raises:
+        ValueError: for such options of a network that is to have no stacks.
+    """
+    asked = {
+        name: options[name] for name, usual in OPTIONS.items() if options.get(name, usual) != usual
+    }
+    if asked and stacked is not None and not stacked:
+        values = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+        raise ValueError(
+            f"{' and '.join(asked)} would have no effect without stacks: leave out `stacked`. "
+            f"Received: stacked=False, {values}"
+        )
+    return asked
 
 
 @dataclasses.dataclass
@@ -174,16 +208,7 @@ class LayerStack(HoldsLayers):
         template = keras.saving.deserialize_keras_object(unit) if isinstance(unit, dict) else unit
         self._check_template(template)
         _checks.positive_int(depth, "depth")
-        _checks.positive_int(unroll, "unroll")
-        _checks.one_of(execution, EXECUTIONS, "execution")
-        if remat is not False and remat is not True:
-            _checks.positive_int(remat, "remat")
-        backend = keras.backend.backend()
-        if execution == "scan" and backend not in loops.SCAN_BACKENDS:
-            raise ValueError(
-                f"There is no scan on {backend}: use execution='loop' or 'auto'. Received: "
-                f"execution={execution!r}"
-            )
+        check_options(execution, remat, unroll)
         kwargs.setdefault("trainable", template.trainable)
         super().__init__(dtype=template.dtype_policy, **kwargs)
         self.supports_masking = template.supports_masking
@@ -246,7 +271,8 @@ class LayerStack(HoldsLayers):
 
     def build(self, input_shape):
         unit = self._body.template
-        with keras.StatelessScope():
+        # a layout for the paths of the stack's variables has an axis more than the template's
+        with devices.undistributed(), keras.StatelessScope():
             output_shape = tuple(self._build_unit(tuple(input_shape)))
             self._body.keep_initializers()
         if output_shape != tuple(input_shape):

@@ -134,10 +134,10 @@ class Model:
     zero_init_last: bool | None = None
     """Initialise every branch to zero, so that each unit starts as its shortcut."""
     stacked: bool | None = None
-    """Stack equal units in one layer, which compiles faster. If not given: stack if a stage has 16
-    or more equal units."""
+    """Stack equal units in one layer, which compiles faster. If not given: stack with
+    --model.remat, and if a stage has 16 or more equal units."""
     remat: int | None = None
-    """Recompute this many units together in the backward pass, to save memory."""
+    """Recompute this many units of a stack together in the backward pass, to save memory."""
     dtype: Annotated[
         Precision | str | None, tyro.conf.arg(name="precision", aliases=["--precision"])
     ] = None

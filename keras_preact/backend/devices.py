@@ -1,4 +1,9 @@
-"""Whether the backend has a GPU, and whether XLA and scans are slow on its device."""
+"""Whether the backend has a GPU, whether XLA and scans are slow on its device, and layouts of
+variables on several devices.
+"""
+
+import contextlib
+from collections.abc import Iterator
 
 import keras
 
@@ -25,3 +30,14 @@ def scan_is_slow() -> bool:
     import jax
 
     return jax.default_backend() == "cpu"
+
+
+@contextlib.contextmanager
+def undistributed() -> Iterator[None]:
+    """Make variables without the layouts of `keras.distribution`."""
+    distribution = keras.distribution.distribution()
+    keras.distribution.set_distribution(None)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(distribution)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks, _lora
+from keras_preact import _checks, _lora, stacks
 from keras_preact._inside import check_frozen_together, freeze_inside, frozen_inside
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork, check_network
@@ -21,8 +21,8 @@ def changed_copy(
     """Return a copy of a network with some options changed and the same weights.
 
     Use it for changes that keep the weights: images of another size, `data_format`,
-    `dtype`, `dropout`, `stacked`, `execution`, `remat`, the preprocessing (`mean` and
-    `std`).
+    `dtype`, `dropout`, `stacked`, the preprocessing (`mean` and `std`). `execution`,
+    `remat` and `unroll` also make stacks.
     Layers, and layers inside units, are frozen if they are frozen in `model`. Weights of
     LoRA are added to the kernels.
 
@@ -62,6 +62,8 @@ def changed_copy(
         config["input_shape"] = spatial.reordered(
             config["input_shape"], config["data_format"], changes["data_format"]
         )
+    if "stacked" in config and stacks.check_effect(changes.get("stacked"), changes):
+        config["stacked"] = True
     copy = type(model).from_config(config | changes)
     redrawn = {new} if isinstance(new, str) else set(new)
     if others := redrawn - {layer.name for layer in (*model.layers, *copy.layers)}:

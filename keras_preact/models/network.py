@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_preact import _checks, blocks, initializers, options
+from keras_preact import _checks, blocks, initializers, options, stacks
 from keras_preact.layers import spatial
 from keras_preact.layers.whitening import Whitening2D
 from keras_preact.models import base, segments
@@ -82,8 +82,8 @@ class ResidualNetwork(base.UnitNetwork):
             None: no stochastic depth.
         stacked: Whether the equal units of a stage, all but its first, are one
             `UnitStack`. None: stacks in all stages if one stage has at least 16 equal
-            units. `kp.models.stack` and `unstack` convert a network, with the same
-            weights.
+            units, or if one of the next options asks for them. `kp.models.stack` and
+            `unstack` convert a network, with the same weights.
         execution, remat, unroll: Arguments of the stacks, see `UnitStack`.
         **unit_options: Options of every unit, see `ResidualUnit`; options of its block
             (`squeeze_excitation=16`, `groups=32`; see `kp.blocks`); and `gate_bias`, the
@@ -153,8 +153,11 @@ class ResidualNetwork(base.UnitNetwork):
             template.kernel_initializer, sum(stage.units for stage in stages)
         )
         stem_layers = front.layers(stem_filters, channels, template, kernel, axis)
-        stacked = segments.stacks_pay(stages) if stacked is None else stacked
         stack_options = {"execution": execution, "remat": remat, "unroll": unroll}
+        stacks.check_options(**stack_options)
+        asked = stacks.check_effect(stacked, stack_options)
+        if stacked is None:
+            stacked = bool(asked) or segments.stacks_pay(stages)
         units = segments.make(
             template,
             stages,
@@ -225,6 +228,13 @@ class ResidualNetwork(base.UnitNetwork):
             f"Only a network with stem='whitening' can adapt. Received: {self.name!r} with "
             f"stem={self.arguments['stem']!r}"
         )
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        if not config.get("stacked", True):
+            # `unstack` takes them apart; earlier versions kept options that had no effect
+            config = {**config, **stacks.OPTIONS}
+        return super().from_config(config, custom_objects)
 
     @property
     def stage_outputs(self) -> dict:

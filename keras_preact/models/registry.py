@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from keras_preact import stacks
 from keras_preact._read_only import ReadOnly
 from keras_preact.layers import spatial
 from keras_preact.models import named_weights, other_names
@@ -288,6 +289,9 @@ def create_model(
         "classes": classes,
         "input_shape": spatial.reordered(entry.input_shape, "channels_last", data_format),
     }
+    if overrides.get("stacked") is False:
+        for option in stacks.OPTIONS:  # the entry's would have no effect
+            arguments.pop(option, None)
     if include_preprocessing:
         _check_preprocessing(entry, overrides, data_format == "channels_first")
         arguments |= {"mean": entry.preprocessing.mean, "std": entry.preprocessing.std}

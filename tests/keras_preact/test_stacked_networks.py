@@ -227,6 +227,41 @@ def test_probe(ways):
 
 def test_wrong_arguments():
     assert "'yes'" in harness.error_of(lambda: network(stacked="yes"))
+    # in a network without equal units, which has no stack
+    assert "'fast'" in harness.error_of(lambda: kp.models.resnet_cifar(8, execution="fast"))
+
+
+@pytest.mark.parametrize(
+    "option", [{"remat": 2}, {"remat": True}, {"unroll": 2}, {"execution": "loop"}]
+)
+def test_options_of_stacks_make_stacks(option):
+    """Without stacks they would have no effect, without a word."""
+    single = network(stacked=False)
+    assert len(network(stacked=None).segments) == len(single.segments)
+    changed = kp.models.changed_copy(single, **option)
+    for model in (network(stacked=None, **option), changed):
+        assert [
+            segment.name for segment in model.segments if isinstance(segment, kp.UnitStack)
+        ] == [
+            "stage1_units",
+            "stage2_units",
+        ]
+    [name] = option
+    for wrong in (
+        lambda: network(stacked=False, **option),
+        lambda: kp.models.changed_copy(single, stacked=False, **option),
+    ):
+        message = harness.error_of(wrong)
+        assert f"{name} would have no effect without stacks" in message
+        assert f"stacked=False, {name}={option[name]!r}" in message
+    # an option that has gone with the stacks, one of a model's entry, and one that an earlier
+    # version has written
+    apart = kp.models.unstack(changed)
+    assert apart.get_config() == single.get_config()
+    deep = kp.create_model("digits_resnet10001_preact", depth=14, stacked=False)
+    assert len(deep.segments) == len(deep.unit_names)
+    written = type(single).from_config(single.get_config() | option)
+    assert written.get_config() == single.get_config()
 
 
 # Units and their outputs

@@ -212,9 +212,24 @@ def attributes(distribution):
 
 def sharded(distribution):
     """Shapes of the kernels, and of the parts that a device has."""
-    model = made(distribution, "residual")
-    kernels = [weight for weight in model.trainable_weights if weight.path.endswith("kernel")]
+    return kernels_and_parts(made(distribution, "residual"))
+
+
+def kernels_and_parts(layer):
+    kernels = [weight for weight in layer.trainable_weights if weight.path.endswith("kernel")]
     return [[each.shape, each.value.addressable_shards[0].data.shape] for each in kernels]
+
+
+def layouts(distribution):
+    """The same of a stack, with a layout that has the axis of its units."""
+    devices = keras.distribution.list_devices()
+    mesh = keras.distribution.DeviceMesh((1, len(devices)), ["batch", "model"], devices)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*/kernel"] = None, None, None, None, "model"
+    with keras.distribution.ModelParallel(layout_map=layouts).scope():
+        stack = kp.UnitStack(kp.ResidualUnit(4), 3)
+        stack.build((None, 4, 4, 4))
+    return kernels_and_parts(stack)
 
 
 def saved(distribution):
@@ -285,7 +300,7 @@ def settings(model=None):
 
 TASKS = {
     task.__name__: task
-    for task in (train, curve, overflow, ragged, attributes, sharded, saved, exchanges)
+    for task in (train, curve, overflow, ragged, attributes, sharded, layouts, saved, exchanges)
 }
 
 

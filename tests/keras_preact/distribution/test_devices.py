@@ -51,7 +51,7 @@ def tasks_of(setup) -> dict:
     if setup[0] != "model_parallel":
         return TASKS
     kept = {name: TASKS[name] for name in ("attributes", "curve", "ragged")}
-    return kept | {"sharded": ("sharded", {})}
+    return kept | {name: (name, {}) for name in ("sharded", "layouts")}
 
 
 def cases(*names):
@@ -181,7 +181,7 @@ def test_it_leaves_everything_as_it_was(setup, name):
         assert "enter it once" in result["twice"]
 
 
-@cases("sharded")
+@cases("sharded", "layouts")
 def test_kernels_are_split_over_their_output_channels(setup, name):
     [kernels] = found(setup, name)
     for shape, part in kernels:
