@@ -37,7 +37,7 @@ OPTIONAL = (
     *("classifier_activation", "data_format", "dtype", "include_top", "input_shape", "mean"),
     *("name", "output_stride", "pooling", "std"),
     *("bias_initializer", "dropout", "dropout_at", "dropout_varies", "kernel_initializer"),
-    *("stochastic_depth", "zero_init_last", "execution", "remat", "unroll"),
+    *("stochastic_depth", "zero_init_last", "stacked", *stacks.OPTIONS),
 )
 #: The weights in this package, in half precision: MODEL.NAME.weights.h5.
 TRAINED = Path(__file__).with_name("trained")
@@ -253,9 +253,9 @@ def create_model(
             entry's number.
         weights: A name of weights in this package, such as `"cifar10"` (`weights` of the
             entry; models.md in the documentation lists their accuracy), or a
-            `.weights.h5` or `.keras` file of the same network. None: new weights. For an
-            input with other channels, the stem of weights of this package is adapted as
-            by `kp.weights.load`.
+            `.weights.h5` or `.keras` file of the same network. None: new weights. Those of
+            this package are also for stacks, and for an input with other channels: the
+            stem is adapted as by `kp.weights.load`.
         include_preprocessing: Whether the model starts with the entry's mean and std,
             `(x - mean) / std`, and so takes pixel values from 0 to 255. For another data
             set, use `mean=` and `std=` instead.
@@ -303,8 +303,8 @@ def create_model(
     if is_ours:
         _check_options(entry, weights, config, {"classes": classes, **overrides})
     shape = spatial.reordered(config["input_shape"], config["data_format"], "channels_last")
-    if is_ours and shape[-1] != entry.input_shape[-1]:
-        _load_with_other_channels(model, weights, entry)
+    if is_ours and (shape[-1] != entry.input_shape[-1] or config["stacked"]):
+        _load_from_the_entry(model, weights, entry)
     else:
         _load_weights(model, weights)
     return model
@@ -360,8 +360,8 @@ def _check_options(
         label = weights.name.split(".")[1]
         raise ValueError(
             f"The weights {label!r} are for {entry.name!r} without {changed}. Leave that out, "
-            "or change the loaded network: kp.transfer.reset_classifier for other classes, "
-            f"kp.models.stack for stacks. Received: weights={label!r}, {changed}"
+            "or change the loaded network: kp.transfer.reset_classifier for other classes. "
+            f"Received: weights={label!r}, {changed}"
         )
 
 
@@ -378,10 +378,12 @@ def _load_weights(model: UnitNetwork, path: Path) -> None:
             ) from error
 
 
-def _load_with_other_channels(model: UnitNetwork, path: Path, entry: ModelEntry) -> None:
+def _load_from_the_entry(model: UnitNetwork, path: Path, entry: ModelEntry) -> None:
+    """Load the weights of a network without stacks for the channels of the entry."""
     source = changed_copy(
         model,
         [layer.name for layer in model.layers],
+        stacked=False,
         input_shape=entry.input_shape,
         data_format="channels_last",
         mean=None,

@@ -265,7 +265,6 @@ def test_trained_weights_are_as_accurate_as_their_card_says(name, weights):
         ({"width_factor": 2, "dtype": "float16"}, "width_factor=2"),
         ({"shortcut": "constant_scaling"}, "shortcut='constant_scaling'"),
         ({"activation": "elu"}, "activation='elu'"),
-        ({"stacked": True}, "stacked=True"),
     ],
 )
 def test_trained_weights_are_not_for_other_options(options, words):
@@ -298,7 +297,7 @@ def test_trained_weights_for_other_channels(first):
 @pytest.mark.parametrize(
     "options",
     [
-        {"execution": "loop", "unroll": 2},
+        {"stacked": False},
         {"zero_init_last": True, "bias_initializer": "ones", "dropout_at": "before_addition"},
         {"dropout": 0.1, "dropout_varies": True},
         {"output_stride": 4, "include_top": True},
@@ -312,6 +311,21 @@ def test_trained_weights_with_options_that_leave_the_network(options):
     want = harness.numpy(kp.create_model(name, weights="cifar10")(x))
     got = harness.numpy(kp.create_model(name, weights="cifar10", **options)(x))
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize(
+    "options", [{"stacked": True}, {"execution": "loop", "unroll": 2}], ids=str
+)
+def test_trained_weights_in_stacks(options):
+    name = "cifar_resnet20_preact"
+    single = kp.create_model(name, weights="cifar10")
+    stacked = kp.create_model(name, weights="cifar10", **options)
+    assert [segment.name for segment in stacked.segments][:2] == ["stage1_unit1", "stage1_units"]
+    want, got = kp.weights.named(single), kp.weights.named(stacked)
+    assert want.keys() == got.keys()
+    for path, weight in want.items():
+        np.testing.assert_array_equal(got[path].value(), weight.value(), path)
 
 
 @pytest.mark.parametrize(
