@@ -121,6 +121,8 @@ def _table_of_groups(
     headings = _headings(columns, compared)
     cells = [[group.shown(name, of) for name, of in columns.items()] for group in groups]
     notes = ["Errors: the median of the finished runs, in brackets the smallest and the largest."]
+    if any(run.diverged for run in compared):
+        notes[0] += " A run that diverged counts too, as the largest error."
     if len(groups) > 1:
         figure = tested(groups)
         headings.append("against the first")

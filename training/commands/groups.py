@@ -1,6 +1,7 @@
 """Runs that are one row of a comparison, and the rank test between rows."""
 
 import dataclasses
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,12 +9,12 @@ from typing import Any
 
 from ..cli.terminal import some
 from ..directory.compared import RESULTS, Compared, cell
-from ..ranks import LEVEL, least_chance, rank_test, spread
+from ..ranks import LEVEL, least_chance, number, rank_test, spread
 
 #: Columns of which a group has a median and a range, and those of which it has a median.
 ERRORS = ("best_validation_error", "last_validation_error", "test_error")
 MEDIANS = ("seconds", "images_per_second")
-#: Least number of runs in each of two groups for a rank test.
+#: Least number of runs that ended in each of two groups for a rank test.
 TESTED = 3
 
 
@@ -40,39 +41,64 @@ class Group:
         """The finished runs."""
         return [run for run in self.runs if run.finished]
 
-    def values(self, column: str) -> list[Any]:
-        """Return the results of the finished runs, without those that were not measured; of
-        all runs if none is finished.
+    @property
+    def ended(self) -> list[Compared]:
+        """The runs that finished or diverged."""
+        return [run for run in self.runs if run.finished or run.diverged]
+
+    def errors(self, column: str) -> list[float | None]:
+        """Return the errors of the runs that ended, None for one that diverged; of all runs
+        if none has ended. Those that were not measured are left out.
+        """
+        found: list[float | None] = []
+        for run in self.ended or self.runs:
+            error = RESULTS[column](run)
+            if run.diverged or error is not None:
+                found.append(None if run.diverged else error)
+        is_measured = any(error is not None for error in found)
+        return found if is_measured or not self.finished else []
+
+    def median(self, column: str) -> float | None:
+        """Return the median of a result of the finished runs; of all runs if none is
+        finished. None if it was not measured.
         """
         found = [RESULTS[column](run) for run in self.finished or self.runs]
-        return [value for value in found if value is not None]
+        measured = [value for value in found if value is not None]
+        return statistics.median(measured) if measured else None
 
     def shown(self, column: str, value: Callable[[Compared], Any]) -> str:
         """Return the cell of a column: its value, or the different ones."""
         if column == "run":
             return self.name
         if column == "finished":
-            return f"{len(self.finished)} of {len(self.runs)}"
-        if column in ERRORS and self.values(column):
-            values, runs = self.values(column), self.finished or self.runs
-            of = f", {len(values)} of {len(runs)} runs" * (len(values) < len(runs))
-            return spread(values, ".2f") + of
-        if column in MEDIANS and self.values(column):
-            return cell(column, statistics.median(self.values(column)))
+            diverged = len(self.ended) - len(self.finished)
+            more = f", {diverged} diverged" * (diverged > 0)
+            return f"{len(self.finished)} of {len(self.runs)}{more}"
+        if column in ERRORS and (errors := self.errors(column)):
+            runs = self.ended or self.runs
+            of = f", {len(errors)} of {len(runs)} runs" * (len(errors) < len(runs))
+            return spread(errors, ".2f") + of
+        if column in MEDIANS:
+            return cell(column, self.median(column))
         return some(list(dict.fromkeys(cell(column, value(run)) for run in self.runs)), most=3)
 
     def exact(self, column: str, value: Callable[[Compared], Any]) -> dict[str, Any]:
-        """Return the cells of a column in groups.csv."""
+        """Return the cells of a column in groups.csv, which are empty for an error of a run
+        that diverged.
+        """
         if column in ERRORS:
-            values = self.values(column)
+            errors = list(map(number, self.errors(column)))
             parts: dict[str, Callable] = {"median": statistics.median, "least": min, "most": max}
+            found = {part: of(errors) if errors else math.inf for part, of in parts.items()}
             return {
-                f"{column}_{part}": of(values) if values else None for part, of in parts.items()
+                f"{column}_{part}": error if math.isfinite(error) else None
+                for part, error in found.items()
             }
         if column == "finished":
-            return {column: len(self.finished)}
+            finished = len(self.finished)
+            return {column: finished, "diverged": len(self.ended) - finished}
         if column in MEDIANS:
-            return {column: statistics.median(self.values(column) or [float("nan")])}
+            return {column: self.median(column)}
         values = list(dict.fromkeys(map(value, self.runs)))
         return {column: values[0] if len(values) == 1 else self.shown(column, value)}
 
@@ -92,8 +118,9 @@ def tested(groups: Sequence[Group]) -> str | None:
     else after the last epoch; None if some runs have neither, or other images.
     """
     finished = [run for group in groups for run in group.finished]
+    ended = [run for group in groups for run in group.ended]
     for column in ("test_error", "last_validation_error"):
-        images = {_images(run, column) for run in finished}
+        images = {_images(run, column) for run in ended}
         if len(images) < 2 and all(RESULTS[column](run) is not None for run in finished):
             return column
     return None
@@ -113,11 +140,11 @@ def against(group: Group, first: Group, figure: str | None) -> tuple[int, float]
     """
     if group is first or figure is None or min(map(_count, (group, first))) < TESTED:
         return None
-    return rank_test(group.values(figure), first.values(figure))
+    return rank_test(group.errors(figure), first.errors(figure))
 
 
 def _count(group: Group) -> int:
-    return len(group.finished)
+    return len(group.ended)
 
 
 def words(sign: int, chance: float) -> str:
@@ -138,7 +165,10 @@ def about_tests(
         if test is not None
     )
     if not sizes:
-        return f"Against the first: not tested; a rank test needs {TESTED} finished runs per row."
+        return (
+            f"Against the first: not tested; a rank test needs {TESTED} runs per row that finished "
+            "or diverged."
+        )
     least = {pair: least_chance(*pair) for pair in sizes}
     limits = [
         f"{one} against {other} runs cannot reach less than p = {chance:.2g}"

@@ -26,6 +26,7 @@ class Compared:
         history: Columns of its history.csv; none before the end of its first epoch.
         test_error: Error in percent on its own test set; None if it was not measured.
         finished: Whether the run is finished.
+        diverged: Whether its loss became infinite or NaN.
     """
 
     path: Path
@@ -35,6 +36,7 @@ class Compared:
     history: histories.Columns
     test_error: float | None
     finished: bool
+    diverged: bool
 
     def figure(self, name: str, of: Callable[[np.ndarray], Any]) -> float | None:
         """Apply `of` to the finite numbers in a column of the history. Return None if
@@ -65,7 +67,7 @@ WHAT: Mapping[str, Callable[[Compared], Any]] = {
 RESULTS: Mapping[str, Callable[[Compared], Any]] = {
     "epochs": lambda run: len(run.history.get("loss", ())),
     "iterations": lambda run: (last := run.figure("iteration", _last)) and int(last),
-    "finished": lambda run: run.finished,
+    "finished": lambda run: "diverged" if run.diverged else run.finished,
     "best_validation_error": lambda run: run.validation_error(min),
     "last_validation_error": lambda run: run.validation_error(_last),
     "test_error": lambda run: run.test_error,
@@ -77,7 +79,7 @@ RESULTS: Mapping[str, Callable[[Compared], Any]] = {
 SHOWN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "parameters": ("parameters", "{:,.0f}".format),
     "iterations": ("iterations", "{:,.0f}".format),
-    "finished": ("finished", lambda value: "yes" if value else "no"),
+    "finished": ("finished", lambda value: {True: "yes", False: "no"}.get(value, value)),
     "best_validation_error": ("best epoch's {split} error %", "{:.2f}".format),
     "last_validation_error": ("last epoch's {split} error %", "{:.2f}".format),
     "test_error": ("test error %", "{:.2f}".format),
@@ -100,7 +102,7 @@ def read_runs(directories: Sequence[Path]) -> list[Compared]:
         for path, name in zip(paths, names, strict=True)
     ]
     for run in found:
-        if run.path in directories and not run.history and runs.diverged_at(run.path) is None:
+        if run.path in directories and not run.history and not run.diverged:
             raise UserError(f"{run.path} has no history yet: its first epoch has not ended.")
     return found
 
@@ -118,7 +120,8 @@ def _read(path: Path, name: str) -> Compared:
     history = histories.read(path / "history.csv")
     test_error = _test_error(path, described)
     finished = (path / "model.keras").is_file()
-    return Compared(path, name, config, described, history, test_error, finished)
+    diverged = runs.diverged_at(path) is not None
+    return Compared(path, name, config, described, history, test_error, finished, diverged)
 
 
 def _test_error(path: Path, described: Mapping[str, Any]) -> float | None:

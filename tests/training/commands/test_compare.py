@@ -199,17 +199,55 @@ class TestGroups:
         keys = ("run", "model.options", "optimizer.learning-rate", "finished", LAST)
         assert [[row[key] for key in keys] for row in rows] == [
             ["depth-8/rate-0.1", "depth=8", "0.1", "11 of 11", "10.00"],
-            ["depth-8/rate-0.2", "depth=8", "0.2", "9 of 11", "20.00"],
+            [
+                "depth-8/rate-0.2",
+                "depth=8",
+                "0.2",
+                "9 of 11, 1 diverged",
+                "20.00 (20.00 to diverged)",
+            ],
             ["depth-14/rate-0.1", "depth=14", "0.1", "11 of 11", "10.00"],
             ["depth-14/rate-0.2", "depth=14", "0.2", "11 of 11", "20.00"],
         ]
         [last] = table(capsys, f"{bad}")
-        assert (last["epochs"], last["finished"], last[LAST]) == ("0", "no", "-")
+        assert (last["epochs"], last["finished"], last[LAST]) == ("0", "diverged", "-")
         compared = [row["run"] for row in csv_rows("out/comparison.csv")]
         assert compared[:2] == [f"sweep/depth-8/rate-0.1/seed-{seed}" for seed in (0, 1)]
         assert compared[10] == "sweep/depth-8/rate-0.1/seed-10"
         message = error_of(capsys, cli.main, "compare", compare, [f"{bad.with_name('seed-2')}"])
         assert "has no history yet" in message
+
+    def test_a_run_that_diverged_has_the_largest_error(self, capsys):
+        """Without it, the runs that are left would make the row look better than it is."""
+        write_seeds("runs/plain", [8.0, 9.0, 10.0], test=9.0)
+        fast = changed("optimizer", learning_rate=0.2)
+        write_seeds("runs/fast", [5.0, 6.0, 7.0, 7.5], fast, test=6.0)
+        for seed in (1, 2, 3):
+            run = Path(f"runs/fast/seed-{seed}")
+            (run / "diverged.json").write_text('{"iteration": 900}')
+            (run / "model.keras").unlink()
+            (run / "metrics.json").unlink()
+        rows, notes = printed(capsys, "runs/plain", "runs/fast", "--output", "out")
+        keys = ("finished", LAST, "test error %", "time", "against the first")
+        assert [rows[1][key] for key in keys] == [
+            "1 of 4, 3 diverged",
+            "diverged (5.00 to diverged)",
+            "diverged (6.00 to diverged)",
+            "20 s",
+            "not clear (p = 0.4)",
+        ]
+        assert "A run that diverged counts too, as the largest error." in notes
+        [_, row] = csv_rows("out/groups.csv")
+        ends = ("median", "least", "most")
+        assert [row[f"test_error_{end}"] for end in ends] == ["", "6.0", ""]
+        assert (row["finished"], row["diverged"]) == ("1", "3")
+        assert [row["finished"] for row in csv_rows("out/comparison.csv")[3:]] == [
+            "True",
+            *["diverged"] * 3,
+        ]
+        # a row of which no run was evaluated
+        (Path("runs/fast/seed-0") / "metrics.json").unlink()
+        assert table(capsys, "runs/fast")[0]["test error %"] == "-"
 
     def test_some_runs_are_not_evaluated(self, capsys):
         write_seeds("runs/plain", [8.0, 9.0, 10.0], test=5.0)
@@ -228,7 +266,7 @@ class TestGroups:
     @pytest.mark.parametrize(
         ("second", "test", "reason"),
         [
-            (GATED, "a", "a rank test needs 3 finished runs per row"),
+            (GATED, "a", "a rank test needs 3 runs per row that finished or"),
             (changed("data", holdout=500), "a", "no error on the same images"),
             (changed("data", name="cifar100"), "a", "no error on the same images"),
             # two folders of images

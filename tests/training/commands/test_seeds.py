@@ -74,7 +74,7 @@ def test_a_run_that_fails_does_not_stop_the_others(run_seeds, capsys):
         shown = capsys.readouterr()
         assert ended.value.code == 2
         assert "2 of 3 runs failed: seed-0, seed-1 (diverged)." in shown.err
-        assert "1 of 3" in shown.out  # also of those without a history
+        assert "1 of 3, 1 diverged" in shown.out  # which has no history
         assert run_seeds.started == trained
 
 
