@@ -19,7 +19,12 @@ TASKS = Path(__file__).with_name("tasks.py")
 ROOT = Path(__file__).parents[3]
 OURS = ("KERAS_DISTRIBUTION_", "TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_")
 PATIENCE = 300.0
-PORT_TAKEN = ("address already in use", "failed to bind", "could not bind", "eaddrinuse")
+#: What processes say that another program has stopped: it took a port that was free a moment
+#: ago, or the cores for longer than TensorFlow waits for a sign of life.
+DISTURBED = (
+    *("address already in use", "failed to bind", "could not bind", "eaddrinuse"),
+    "heartbeat timeout",
+)
 
 
 def environment(devices: int, addresses: str, count: int, process: int) -> dict[str, str]:
@@ -87,8 +92,7 @@ def _run(tasks: str, devices: int, count: int) -> list[dict[str, list]] | str:
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{i}.json" for i in range(count)]
         errors = attempt(case, devices, files)
-        # another program may have taken a port that was free a moment ago
-        if any(words in errors.lower() for words in PORT_TAKEN):
+        if any(words in errors.lower() for words in DISTURBED):
             errors = attempt(case, devices, files)
         return errors or [json.loads(file.read_text()) for file in files]
 
