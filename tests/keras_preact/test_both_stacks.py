@@ -247,11 +247,12 @@ if keras.backend.backend() != "tensorflow":
     del OF_KERAS["saved_by_keras"]
 if keras.backend.backend() == "torch":
     del OF_KERAS["image_by_image"]
+EVERY = FEATURES | OF_KERAS
 
 
 @functools.cache
 def expected(feature: str) -> dict[str, np.ndarray]:
-    return (FEATURES | OF_KERAS)[feature](network("separate"))
+    return EVERY[feature](network("separate"))
 
 
 @pytest.mark.parametrize("kind", STACKS)
@@ -259,5 +260,4 @@ def expected(feature: str) -> dict[str, np.ndarray]:
     "feature", [*FEATURES, *(pytest.param(name, marks=pytest.mark.soak) for name in OF_KERAS)]
 )
 def test_feature(feature, kind):
-    got = (FEATURES | OF_KERAS)[feature](network(kind))
-    features.check(feature, got, expected(feature), "float32")
+    features.check(feature, EVERY[feature](network(kind)), expected(feature), "float32")
