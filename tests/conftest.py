@@ -4,6 +4,7 @@ that do not depend on the backend.
 
 import atexit
 import collections
+import contextlib
 import fcntl
 import gc
 import os
@@ -27,6 +28,11 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Imports, collection and traces of graphs make millions of objects that stay. With Python's
 # threshold of 700, the garbage collector takes a fifth of the time of an import.
 gc.set_threshold(50_000, 20, 100)
+
+# TensorFlow shows its LLVM to what is loaded later. The triton of torch for GPUs would take it
+# for its own and end the process: https://github.com/tensorflow/tensorflow/issues/124205
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401
 
 import hypothesis
 import keras
