@@ -45,12 +45,13 @@ def repeat(
     rows = tree.flatten(stacked)
     count = len(rows)
     rows = rows or [ops.zeros((length,))]  # segments read their length from a row
-    returned: list = []
+    structure: list = []
     specs = [(spec.shape, spec.dtype) for spec in tree.flatten(outputs)]
 
     def flat_step(carry, slices):
         carry, result = step(carry, tree.pack_sequence_as(stacked, slices[:count]))
-        returned[:] = [result]
+        # Not the tensors: JAX calls what leaves its loop in this way a leak.
+        structure[:] = [tree.map_structure(lambda tensor: None, result)]
         return carry, tree.flatten(result)
 
     def unrolled(carry, rows):
@@ -69,7 +70,7 @@ def repeat(
         carry, flat = _in_segments(over_segments, segment, remat, carry, rows, length, specs)
     else:
         carry, flat = run(carry, rows, length)
-    return carry, tree.pack_sequence_as(returned[0], flat)
+    return carry, tree.pack_sequence_as(structure[0], flat)
 
 
 def _remat(segment: Step, outputs: Sequence) -> Step:
